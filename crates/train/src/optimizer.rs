@@ -1,0 +1,167 @@
+//! AdamW, gradient clipping and moving averages over a flat [`ParamSet`], as PyTorch defines them.
+
+use burn::tensor::{Gradients, Tensor};
+use serde::{Deserialize, Serialize};
+use wan::param::ParamSet;
+use wan::weights::to_floats;
+
+/// Settings of [`AdamW`]; names as in PyTorch.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdamWConfig {
+    /// Step size.
+    pub learning_rate: f64,
+    /// Decay rates of the two moments.
+    #[serde(default = "default_betas")]
+    pub betas: [f64; 2],
+    /// Decoupled weight decay.
+    #[serde(default = "default_weight_decay")]
+    pub weight_decay: f64,
+    /// Added to the root of the second moment.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+    /// Largest global norm of the gradient; longer ones are scaled down to it.
+    #[serde(default = "default_max_grad_norm")]
+    pub max_grad_norm: f64,
+}
+
+fn default_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+fn default_weight_decay() -> f64 {
+    1e-4
+}
+
+fn default_epsilon() -> f64 {
+    1e-8
+}
+
+fn default_max_grad_norm() -> f64 {
+    1.0
+}
+
+/// The optimizer's state: two moments per trainable weight, in the order of the set.
+#[derive(Debug, Clone)]
+pub struct AdamW {
+    /// Settings.
+    pub config: AdamWConfig,
+    /// Updates made so far.
+    pub updates: u64,
+    /// First and second moment per weight.
+    pub moments: Vec<[Tensor<1>; 2]>,
+}
+
+impl AdamW {
+    /// Zero moments for every weight of `params`.
+    pub fn new(config: AdamWConfig, params: &ParamSet) -> Self {
+        let zeros = |value: Tensor<1>| [value.zeros_like(), value.zeros_like()];
+        Self { config, updates: 0, moments: params.iter().map(|slot| zeros(slot.value())).collect() }
+    }
+
+    /// One update with the configured learning rate.
+    pub fn step(&mut self, params: &ParamSet, gradients: &GradientSum) {
+        self.step_with(params, gradients, self.config.learning_rate);
+    }
+
+    /// One update (Loshchilov & Hutter 2019, the order of operations of PyTorch):
+    ///
+    /// ```text
+    /// p <- p (1 - lr wd)
+    /// m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
+    /// p <- p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+    /// ```
+    ///
+    /// # Panics
+    /// If `params` or `gradients` are of another set than the one the optimizer was made for.
+    pub fn step_with(&mut self, params: &ParamSet, gradients: &GradientSum, learning_rate: f64) {
+        assert_eq!(params.len(), self.moments.len(), "weights of another set");
+        assert_eq!(params.len(), gradients.sums.len(), "gradients of another set");
+        self.updates += 1;
+        let [b1, b2] = self.config.betas;
+        let t = self.updates as f64;
+        let (correction_1, correction_2) = (1.0 - b1.powf(t), 1.0 - b2.powf(t));
+        for ((slot, moments), gradient) in params.iter().zip(&mut self.moments).zip(&gradients.sums) {
+            let Some(g) = gradient else { continue };
+            let [m, v] = moments.clone();
+            let m = m.mul_scalar(b1) + g.clone().mul_scalar(1.0 - b1);
+            let v = v.mul_scalar(b2) + g.clone().powi_scalar(2).mul_scalar(1.0 - b2);
+            let denominator = v.clone().sqrt().div_scalar(correction_2.sqrt()).add_scalar(self.config.epsilon);
+            let decayed = slot.value().mul_scalar(1.0 - learning_rate * self.config.weight_decay);
+            slot.set_value(decayed - (m.clone() / denominator).mul_scalar(learning_rate / correction_1));
+            *moments = [m, v];
+        }
+    }
+}
+
+/// Gradients summed over backward passes, one per weight; `None` where no gradient arrived.
+#[derive(Debug, Clone)]
+pub struct GradientSum {
+    /// In the order of the set.
+    pub sums: Vec<Option<Tensor<1>>>,
+}
+
+impl GradientSum {
+    /// Nothing summed yet.
+    pub fn new(params: &ParamSet) -> Self {
+        Self { sums: vec![None; params.len()] }
+    }
+
+    /// Adds the gradients of one backward pass.
+    pub fn add(&mut self, params: &ParamSet, gradients: &Gradients) {
+        for (slot, sum) in params.iter().zip(&mut self.sums) {
+            if let Some(gradient) = slot.leaf().grad(gradients) {
+                *sum = Some(match sum.take() {
+                    None => gradient,
+                    Some(sum) => sum + gradient,
+                });
+            }
+        }
+    }
+
+    /// Euclidean norm over all weights together.
+    pub fn norm(&self) -> f64 {
+        let square = |g: &Tensor<1>| f64::from(to_floats(g.clone().powi_scalar(2).sum())[0]);
+        self.sums.iter().flatten().map(square).sum::<f64>().sqrt()
+    }
+
+    /// Scales to norm at most `max_norm`, as `clip_grad_norm_` does; returns the norm before.
+    pub fn clip(&mut self, max_norm: f64) -> f64 {
+        let norm = self.norm();
+        let scale = max_norm / (norm + 1e-6);
+        if scale < 1.0 {
+            for sum in self.sums.iter_mut().flatten() {
+                *sum = sum.clone().mul_scalar(scale);
+            }
+        }
+        norm
+    }
+}
+
+/// Exponential moving average of weights.
+#[derive(Debug, Clone)]
+pub struct Ema {
+    /// Largest decay.
+    pub decay: f64,
+    /// Averages taken so far.
+    pub updates: u64,
+    /// The averages, in the order of the set.
+    pub values: Vec<Tensor<1>>,
+}
+
+impl Ema {
+    /// Starts at the current values.
+    pub fn new(decay: f64, params: &ParamSet) -> Self {
+        Self { decay, updates: 0, values: params.snapshot() }
+    }
+
+    /// `e <- d e + (1 - d) p` with the warm-up `d = min(decay, (1 + n) / (10 + n))` at the n-th update.
+    pub fn update(&mut self, params: &ParamSet) {
+        self.updates += 1;
+        let n = self.updates as f64;
+        let decay = self.decay.min((1.0 + n) / (10.0 + n));
+        for (average, slot) in self.values.iter_mut().zip(params.iter()) {
+            *average = average.clone().mul_scalar(decay) + slot.value().mul_scalar(1.0 - decay);
+        }
+    }
+}

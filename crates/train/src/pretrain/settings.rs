@@ -1,0 +1,108 @@
+//! `recipes/pretrain_moving_shapes.toml`.
+
+use crate::optimizer::AdamWConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::path::PathBuf;
+use wan::transformer::TransformerConfig;
+use wan::umt5::Umt5Config;
+use wan::vae::VaeConfig;
+
+/// A complete pretraining run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PretrainSettings {
+    /// Seed of everything random.
+    pub seed: u64,
+    /// The model folder to write.
+    pub output: PathBuf,
+    /// The clips.
+    pub data: DataSettings,
+    /// Stage 1.
+    pub autoencoder: StageSettings<VaeConfig>,
+    /// Sizes of the text encoder; `vocab_size` is set by the tokenizer.
+    pub text_encoder: Umt5Config,
+    /// Stage 2.
+    pub flow: StageSettings<TransformerConfig>,
+    /// Shift of the noise levels in training, and of the model's scheduler.
+    pub shift: f64,
+}
+
+/// The training clips.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSettings {
+    /// Frames, 4k + 1.
+    pub num_frames: usize,
+    /// Pixels.
+    pub height: usize,
+    /// Pixels.
+    pub width: usize,
+    /// Clips rendered per caption.
+    pub clips_per_caption: usize,
+    /// Probability that a word of the caption is replaced by a random one of its kind: what makes the base model imperfect.
+    pub caption_noise: f64,
+    /// Probability that the caption is dropped, for classifier-free guidance.
+    pub caption_dropout: f64,
+}
+
+/// One stage: what is trained and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageSettings<C> {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Samples per step.
+    pub batch_size: usize,
+    /// Learning rate warms up over 2 % of the steps and falls to 2 % along a cosine.
+    pub optimizer: AdamWConfig,
+    /// Decay of the moving average that is kept as the result.
+    pub ema_decay: f64,
+    /// Steps between saves of the stage's progress.
+    pub save_every: usize,
+    /// Sizes of the network.
+    pub config: C,
+}
+
+impl<C> StageSettings<C> {
+    /// Learning rate of a step.
+    pub fn learning_rate(&self, step: usize) -> f64 {
+        let progress = step as f64 / self.steps as f64;
+        let warmup = (step as f64 + 1.0) / (0.02 * self.steps as f64).max(1.0);
+        let cosine = 0.5 + 0.5 * (std::f64::consts::PI * progress).cos();
+        self.optimizer.learning_rate * warmup.min(1.0) * (0.02 + 0.98 * cosine)
+    }
+}
+
+impl PretrainSettings {
+    /// The scheduler file of the written model: what the Wan pipeline uses.
+    pub(super) fn scheduler_config(&self) -> serde_json::Value {
+        json!({
+            "_class_name": "UniPCMultistepScheduler",
+            "_diffusers_version": "0.36.0",
+            "num_train_timesteps": 1000,
+            "prediction_type": "flow_prediction",
+            "predict_x0": true,
+            "solver_order": 2,
+            "solver_type": "bh2",
+            "lower_order_final": true,
+            "use_flow_sigmas": true,
+            "flow_shift": self.shift,
+            "final_sigmas_type": "zero",
+            "timestep_spacing": "linspace",
+        })
+    }
+}
+
+/// model_index.json of a Wan text-to-video pipeline.
+pub(super) fn model_index() -> serde_json::Value {
+    json!({
+        "_class_name": "WanPipeline",
+        "_diffusers_version": "0.36.0",
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5Tokenizer"],
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    })
+}

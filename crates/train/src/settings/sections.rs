@@ -1,0 +1,314 @@
+//! The sections of a recipe, as they stand in the file.
+
+use std::path::PathBuf;
+
+use grpo::{
+    AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, SigmaGrid, StepSharing,
+    StochasticSteps, TrainedSteps,
+};
+use serde::{Deserialize, Serialize};
+
+use super::PromptSource;
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSettings {
+    /// A folder in the diffusers layout (`model_index.json`, `transformer/`, `vae/`, ...).
+    pub path: PathBuf,
+}
+
+/// `[prompts]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PromptSettings {
+    /// Prompts of the rollouts.
+    pub train: PromptSource,
+    /// Held-out prompts of the evaluation.
+    pub eval: PromptSource,
+    /// Negative prompt, used when `guidance_scale` is above 1.
+    #[serde(default)]
+    pub negative: String,
+}
+
+/// `[sampling]`: the rollout's video size and solver.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SamplingSettings {
+    /// Pixels, a multiple of 16.
+    pub height: usize,
+    /// Pixels, a multiple of 16.
+    pub width: usize,
+    /// Frames, 4k + 1.
+    pub num_frames: usize,
+    /// Denoising steps of a rollout.
+    pub num_inference_steps: usize,
+    /// Classifier-free guidance in rollout and training; 1 is off.
+    #[serde(default = "default::one")]
+    pub guidance_scale: f64,
+    /// Layout of the sigmas.
+    #[serde(default)]
+    pub grid: SigmaGrid,
+    /// Shift of the sigmas.
+    #[serde(default = "default::shift")]
+    pub shift: f64,
+    /// Text tokens, padding included.
+    #[serde(default = "default::max_sequence_length")]
+    pub max_sequence_length: usize,
+}
+
+/// `[method]`: a named base, each choice of which can be replaced. See [`grpo::Recipe`] for the choices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MethodSettings {
+    /// One of [`grpo::Recipe::NAMES`].
+    pub name: String,
+    /// Which steps draw noise.
+    pub stochastic: StochasticSteps,
+    /// Which of them are trained.
+    pub trained: TrainedSteps,
+    /// Who shares the choice.
+    pub sharing: StepSharing,
+    /// How much noise.
+    pub noise_level: NoiseLevel,
+    /// Weight of each step's loss.
+    pub loss_weight: LossWeight,
+    /// Starting latents.
+    pub initial_noise: InitialNoise,
+    /// Divisor of the centred rewards.
+    pub advantage: AdvantageScale,
+    /// Form of the probability ratio.
+    pub ratio: RatioKind,
+}
+
+/// `[rollout]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RolloutSettings {
+    /// Prompts (groups) per iteration.
+    pub prompts_per_iteration: usize,
+    /// Rollouts per prompt.
+    pub group_size: usize,
+    /// Samples that run through the network at once.
+    #[serde(default = "default::micro_batch")]
+    pub micro_batch: usize,
+}
+
+/// `[policy]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PolicySettings {
+    /// Low-rank adapters; the base weights stay.
+    Lora {
+        /// Rank of the adapters.
+        rank: usize,
+        /// The adapter counts `alpha / rank`.
+        alpha: f64,
+        /// Name endings of the linear layers that get one, as in PEFT.
+        target_modules: Vec<String>,
+        /// How `A` starts; `B` starts at zero, so that the policy starts as the base.
+        #[serde(default)]
+        init: LoraInit,
+    },
+    /// All weights of the transformer.
+    Full,
+}
+
+/// How the `A` matrices of adapters start, as PEFT's `init_lora_weights`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoraInit {
+    /// Normal with standard deviation `1 / rank`.
+    #[default]
+    Gaussian,
+    /// Kaiming-uniform with a = sqrt(5): PEFT's default (`true`).
+    Kaiming,
+}
+
+/// `[optimizer]`: AdamW with gradient clipping.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSettings {
+    /// Step size.
+    pub learning_rate: f64,
+    /// Decay of the first and second moments.
+    pub betas: [f64; 2],
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Gradients are scaled down to this global norm.
+    pub max_grad_norm: f64,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainSettings {
+    /// Rollout phases.
+    pub iterations: usize,
+    /// Optimizer steps per rollout phase.
+    #[serde(default = "default::updates_per_iteration")]
+    pub updates_per_iteration: usize,
+    /// Clip range of the ratio, in per-element units.
+    #[serde(default = "default::clip_range")]
+    pub clip_range: f64,
+    /// Weight of the KL to the base; 0 is off.
+    #[serde(default)]
+    pub kl_beta: f64,
+    /// Advantages are clamped to this magnitude.
+    #[serde(default = "default::advantage_clip")]
+    pub advantage_clip: f64,
+    /// Decay of the averaged weights; 0 is off.
+    #[serde(default = "default::ema_decay")]
+    pub ema_decay: f64,
+    /// Updates between two steps of the average.
+    #[serde(default = "default::ema_every")]
+    pub ema_every: usize,
+}
+
+/// `[eval]`: deterministic sampling of held-out prompts from fixed noise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalSettings {
+    /// Prompts taken from `prompts.eval`.
+    pub num_prompts: usize,
+    /// Videos per prompt.
+    pub samples_per_prompt: usize,
+    /// Iterations between evaluations; 0 is only before and after.
+    pub every: usize,
+    /// Denoising steps.
+    pub num_inference_steps: usize,
+    /// Solver of the ODE.
+    pub solver: Solver,
+    /// Seed of the noise, not that of the run: all runs are compared on the same.
+    pub seed: u64,
+    /// Resamplings of the paired bootstrap interval.
+    pub bootstrap: usize,
+    /// Videos written before and after.
+    pub videos: usize,
+}
+
+/// Solver of the probability-flow ODE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Solver {
+    /// First order, as the rollouts.
+    #[default]
+    Euler,
+    /// UniPC multistep, as the Wan pipeline.
+    Unipc,
+}
+
+/// One `[[reward]]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardSettings {
+    /// Which reward.
+    #[serde(rename = "type")]
+    pub kind: RewardKind,
+    /// Its share of the sum; negative penalises.
+    #[serde(default = "default::one")]
+    pub weight: f64,
+}
+
+/// The rewards a recipe can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RewardKind {
+    /// The verifier of the moving-shapes world.
+    Shapes,
+}
+
+/// `[checkpoint]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSettings {
+    /// Iterations between checkpoints; 0 is only at the end.
+    pub every: usize,
+    /// Checkpoints kept.
+    pub keep_last: usize,
+}
+
+/// `[debug]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DebugSettings {
+    /// Write the transitions of each iteration, for `flash-grpo replay`.
+    pub save_rollouts: bool,
+}
+
+/// The published values (docs/method.md), where a recipe says nothing.
+pub(super) mod default {
+    use std::path::PathBuf;
+
+    pub fn seed() -> u64 {
+        1
+    }
+    pub fn output_dir() -> PathBuf {
+        "runs/run".into()
+    }
+    pub fn one() -> f64 {
+        1.0
+    }
+    pub fn shift() -> f64 {
+        3.0
+    }
+    pub fn max_sequence_length() -> usize {
+        512
+    }
+    pub fn micro_batch() -> usize {
+        1
+    }
+    pub fn updates_per_iteration() -> usize {
+        2
+    }
+    pub fn clip_range() -> f64 {
+        1e-3
+    }
+    pub fn advantage_clip() -> f64 {
+        5.0
+    }
+    pub fn ema_decay() -> f64 {
+        0.9
+    }
+    pub fn ema_every() -> usize {
+        8
+    }
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> Self {
+        OptimizerSettings {
+            learning_rate: 1e-4,
+            betas: [0.9, 0.999],
+            weight_decay: 1e-4,
+            epsilon: 1e-8,
+            max_grad_norm: 1.0,
+        }
+    }
+}
+
+impl Default for EvalSettings {
+    fn default() -> Self {
+        EvalSettings {
+            num_prompts: 32,
+            samples_per_prompt: 1,
+            every: 0,
+            num_inference_steps: 50,
+            solver: Solver::Euler,
+            seed: 0,
+            bootstrap: 10_000,
+            videos: 4,
+        }
+    }
+}
+
+impl Default for CheckpointSettings {
+    fn default() -> Self {
+        CheckpointSettings {
+            every: 0,
+            keep_last: 2,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Recipes: what they resolve to, and what a mistake in one says.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use train::settings::{
+    DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, ShapesSplit,
+    read_prompt_file,
+};
+
+fn recipe_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../recipes")
+        .join(name)
+}
+
+fn with(overrides: &[&str]) -> Result<Settings, SettingsError> {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    Settings::load(None, &overrides)
+}
+
+/// The message of the built-in recipe with one change to its text.
+fn message(from: &str, to: &str) -> String {
+    assert!(
+        DEFAULT_RECIPE.contains(from),
+        "no `{from}` in the built-in recipe"
+    );
+    let text = DEFAULT_RECIPE.replacen(from, to, 1);
+    format!(
+        "error: {}\n",
+        Settings::parse("mine.toml", &text, &[]).unwrap_err()
+    )
+}
+
+#[test]
+fn mistakes_in_a_file() {
+    let mistakes = [
+        ("num_frames = 9", "num_frames = 10"),
+        ("num_frames = 9", "num_frame = 9"),
+        ("num_frames = 9", "num_frames = \"nine\""),
+        ("num_frames = 9", "num_frames = -9"),
+        ("num_frames = 9", "num_frames = 9.5"),
+        ("num_frames = 9\n", ""),
+        ("num_inference_steps = 10", "num_inference_steps = 1"),
+        ("num_inference_steps = 10", "num_inference_steps = 0"),
+        ("height = 64", "height = 60"),
+        ("width = 64", "width = 0"),
+        ("group_size = 8", "group_size = 1"),
+        ("group_size = 8", "group_size = eight"),
+        ("pool = 5", "pool = 10"),
+        ("pool = 5", "pol = 5"),
+        ("type = \"random\"", "type = \"ramdom\""),
+        ("name = \"flash-grpo\"", "name = \"flashgrpo\""),
+        (
+            "initial_noise = \"shared-in-group\"",
+            "initial_noise = \"shared\"",
+        ),
+        (
+            "initial_noise = \"shared-in-group\"",
+            "noise_level = { type = \"linear\", eta = 0.0 }",
+        ),
+        ("clip_range = 1e-3", "clip_range = 0.0"),
+        ("clip_range = 1e-3", "learning_rate = 1e-3"),
+        ("betas = [0.9, 0.999]", "betas = [0.9, 1.5]"),
+        ("betas = [0.9, 0.999]", "betas = [0.9]"),
+        ("grid = \"unipc\"", "grid = \"ddim\""),
+        ("shift = 3.0", "shift = 0.0"),
+        (
+            "target_modules = [\"to_q\", \"to_k\", \"to_v\", \"to_out.0\"]",
+            "target_modules = []",
+        ),
+        ("type = \"lora\"", "type = \"qlora\""),
+        ("rank = 16", "rank = 0"),
+        ("rank = 16", "ranks = 16"),
+        ("[optimizer]", "[optimiser]"),
+        (
+            "[[reward]]\ntype = \"shapes\"",
+            "[[reward]]\ntype = \"shape\"",
+        ),
+        ("weight = 1.0", "weight = 0.0"),
+        ("eval = \"shapes:held-out\"", "eval = \"shapes:heldout\""),
+        (
+            "eval = \"shapes:held-out\"",
+            "eval = \"shapes:held-out\"\nnegative = \"blurry\\u0007\"",
+        ),
+        ("solver = \"euler\"", "solver = \"heun\""),
+        ("save_rollouts = false", "save_rollouts = 1"),
+        ("seed = 1", "seed = 1\nseed = 2"),
+        ("[model]\npath = \"models/moving-shapes\"", ""),
+    ];
+    let report: String = mistakes
+        .iter()
+        .map(|(from, to)| format!("# {}\n{}\n", to.replace('\n', " | "), message(from, to)))
+        .collect();
+    insta::assert_snapshot!("mistakes_in_a_file", report);
+}
+
+#[test]
+fn mistakes_in_overrides() {
+    let mistakes = [
+        "sampling.num_frames=10",
+        "sampling.num_frame=9",
+        "sampling.num_frames=nine",
+        "learning_rate=1e-4",
+        "optimizer.learning_rate=-1",
+        "optimizer.learning_rate",
+        "=3",
+        "method.name=grpo",
+        "method.stochastic.pool=20",
+        "method.stochastic={type=\"random\", size=3}",
+        "policy.betas=[0.9]",
+        "optimizer.betas=[0.9]",
+        "method.stochastic.type=sliding",
+        "reward.1.weight=2",
+        "seed.x=1",
+        "output_dir=2",
+    ];
+    let report: String = mistakes
+        .iter()
+        .map(|text| {
+            format!(
+                "error: {}\n\n",
+                with(&["seed=3", text, "train.iterations=2"]).expect_err(text)
+            )
+        })
+        .collect();
+    insta::assert_snapshot!("mistakes_in_overrides", report);
+}
+
+#[test]
+fn mistakes_in_files_it_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let no_index = folder.path().join("no-index");
+    std::fs::create_dir(&no_index).unwrap();
+    let index = folder.path().join("model");
+    std::fs::create_dir(&index).unwrap();
+    std::fs::write(index.join("model_index.json"), "{}").unwrap();
+    let model = format!("model.path={}", index.display());
+    let prompts = |path: PathBuf| vec![model.clone(), format!("prompts.train={}", path.display())];
+    let cases = [
+        vec![format!(
+            "model.path={}",
+            folder.path().join("nothing").display()
+        )],
+        vec![format!("model.path={}", file("a-file", b"").display())],
+        vec![format!("model.path={}", no_index.display())],
+        prompts(folder.path().join("nothing.txt")),
+        prompts(file("empty.txt", b"\n# only a comment\n\n")),
+        prompts(file(
+            "control.txt",
+            b"a red circle\na \x1b[31mred\x1b[0m circle\n",
+        )),
+        prompts(file("latin1.txt", b"caf\xe9\n")),
+    ];
+    let report: String = cases
+        .iter()
+        .map(|overrides| {
+            format!(
+                "error: {}\n\n",
+                Settings::load(None, overrides)
+                    .unwrap()
+                    .check_files()
+                    .unwrap_err()
+            )
+        })
+        .collect();
+    let report = report.replace(&folder.path().display().to_string(), "FOLDER");
+    insta::assert_snapshot!("mistakes_in_files_it_names", report);
+    let good = prompts(file(
+        "good.txt",
+        "# two prompts\n a red circle \n\n\u{4e00}\n".as_bytes(),
+    ));
+    Settings::load(None, &good).unwrap().check_files().unwrap();
+    assert_eq!(
+        read_prompt_file(&folder.path().join("good.txt"), "prompts.train").unwrap(),
+        ["a red circle", "\u{4e00}"]
+    );
+}
+
+#[test]
+fn mistakes_in_the_path() {
+    let error = Settings::load(Some(Path::new("no/such.toml")), &[]).unwrap_err();
+    assert_eq!(error.place, "no/such.toml");
+    assert_eq!(error.message, "cannot read the recipe: no such file");
+}
+
+#[test]
+fn the_default_recipe_resolves_completely() {
+    let settings = with(&[]).unwrap();
+    insta::assert_snapshot!("default_recipe", settings.to_toml());
+    assert_eq!(
+        settings.prompts.eval,
+        PromptSource::Shapes(ShapesSplit::HeldOut)
+    );
+}
+
+#[test]
+fn every_recipe_loads_and_survives_its_own_resolution() {
+    for entry in std::fs::read_dir(recipe_path("")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.ends_with(".toml") || name.starts_with("pretrain") {
+            continue;
+        }
+        let settings = Settings::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
+        let again = Settings::parse("resolved", &settings.to_toml(), &[])
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(settings, again, "{name}");
+        assert_eq!(
+            settings.step_table().unwrap().len(),
+            settings.sampling.num_inference_steps
+        );
+    }
+}
+
+#[test]
+fn every_method_runs_on_twenty_steps() {
+    for name in grpo::Recipe::NAMES {
+        let text = DEFAULT_RECIPE
+            .replace("name = \"flash-grpo\"", &format!("name = \"{name}\""))
+            .replace("stochastic = {", "# stochastic = {")
+            .replace("initial_noise =", "# initial_noise =")
+            .replace("num_inference_steps = 10", "num_inference_steps = 20");
+        let settings = Settings::parse(name, &text, &[]).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(settings.recipe(), grpo::Recipe::named(name).unwrap());
+    }
+}
+
+#[test]
+fn overrides_replace_values_of_any_depth() {
+    let settings = with(&[
+        "seed=7",
+        "output_dir=runs/mine",
+        "optimizer.learning_rate = 3e-4",
+        "sampling.guidance_scale=2",
+        "method.stochastic.pool=4",
+        "method.noise_level={type=\"flow\", a=0.5}",
+        "method.loss_weight=uniform",
+        "sampling.grid=unipc-0.37",
+        "method.trained.type=all",
+        "policy.type=full",
+        "reward.0.weight=2.5",
+        "eval.every=1",
+        "eval.every=2",
+    ])
+    .unwrap();
+    assert_eq!(
+        (settings.seed, settings.output_dir.as_path()),
+        (7, Path::new("runs/mine"))
+    );
+    assert_eq!(
+        (
+            settings.optimizer.learning_rate,
+            settings.sampling.guidance_scale
+        ),
+        (3e-4, 2.0)
+    );
+    let recipe = settings.recipe();
+    assert_eq!(
+        recipe.stochastic,
+        grpo::StochasticSteps::Random { count: 1, pool: 4 }
+    );
+    assert_eq!(recipe.noise_level, grpo::NoiseLevel::Flow { a: 0.5 });
+    assert_eq!(recipe.loss_weight, grpo::LossWeight::Uniform);
+    assert_eq!(settings.sampling.grid, grpo::SigmaGrid::Unipc037);
+    assert_eq!(settings.policy, PolicySettings::Full);
+    assert_eq!((settings.reward[0].weight, settings.eval.every), (2.5, 2));
+}
+
+#[test]
+fn the_step_table_of_the_published_run() {
+    let settings = Settings::load(Some(&recipe_path("flash_grpo_wan_1_3b.toml")), &[]).unwrap();
+    let rows = settings.step_table().unwrap();
+    let row = |row: &train::settings::StepRow| {
+        let sensitivity = row
+            .sensitivity
+            .map_or("-".to_owned(), |value| format!("{value:.6}"));
+        format!(
+            "{:>2} {:.6} {:.6} {:>4} {:.6} {:.6} {sensitivity} {:.3e} {:.4}\n",
+            row.step,
+            row.sigma,
+            row.sigma_next,
+            row.timestep,
+            row.noise_level,
+            row.std,
+            row.excess_variance,
+            row.loss_weight
+        )
+    };
+    let table: String = rows.iter().map(row).collect();
+    insta::assert_snapshot!("published_step_table", table);
+    assert!(
+        serde_json::to_string(&rows)
+            .unwrap()
+            .contains("\"sensitivity\":null")
+    );
+}

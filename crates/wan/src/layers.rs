@@ -1,0 +1,171 @@
+//! Linear layers (with an optional adapter) and norms, as PyTorch defines them.
+//!
+//! Legend: `B` batch, `L` tokens, `D` features.
+
+use crate::param::Param;
+use crate::weights::{Init, Weights};
+use burn::tensor::{DType, Tensor};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// A low-rank adapter of one linear layer.
+///
+/// ```text
+/// y = W x + scale B A x,   scale = alpha / rank
+/// ```
+///
+/// A [rank, in], B [out, rank], always f32 (Hu et al. 2021, the layout of PEFT).
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    /// [rank, in]
+    pub a: Param<2>,
+    /// [out, rank]
+    pub b: Param<2>,
+    /// alpha / rank
+    pub scale: f64,
+}
+
+type AdapterCell = Arc<RwLock<Option<Adapter>>>;
+
+/// A linear layer by name, where an [`Adapter`] can be put.
+#[derive(Debug, Clone)]
+pub struct LinearSite {
+    /// Name of the layer, for instance `blocks.0.attn1.to_q`.
+    pub name: String,
+    /// Input features.
+    pub in_features: usize,
+    /// Output features.
+    pub out_features: usize,
+    cell: AdapterCell,
+}
+
+impl LinearSite {
+    /// Puts an adapter on the layer, or takes it off.
+    pub fn set_adapter(&self, adapter: Option<Adapter>) {
+        *self.cell.write().unwrap_or_else(PoisonError::into_inner) = adapter;
+    }
+}
+
+/// `y = W x + b`, with W [out, in] as in the file, computed in the weight's dtype.
+#[derive(Debug)]
+pub struct Linear {
+    weight: Param<2>,
+    bias: Option<Param<1>>,
+    adapter: AdapterCell,
+}
+
+impl Linear {
+    /// A layer with bias.
+    pub fn new(w: &Weights, in_features: usize, out_features: usize) -> Self {
+        let bias = w.param("bias", [out_features], Init::Zeros);
+        Self::build(w, w.param("weight", [out_features, in_features], Init::FanIn), Some(bias))
+    }
+
+    /// A layer with bias whose weights stay f32 in a bf16 model.
+    pub fn new_f32(w: &Weights, in_features: usize, out_features: usize) -> Self {
+        let bias = w.param_f32("bias", [out_features], Init::Zeros);
+        Self::build(w, w.param_f32("weight", [out_features, in_features], Init::FanIn), Some(bias))
+    }
+
+    /// A layer without bias; `init` because T5 has its own scales.
+    pub fn new_without_bias(w: &Weights, in_features: usize, out_features: usize, init: Init) -> Self {
+        Self::build(w, w.param("weight", [out_features, in_features], init), None)
+    }
+
+    /// A layer with bias and another initialisation of the weight.
+    pub fn new_with_init(w: &Weights, in_features: usize, out_features: usize, init: Init) -> Self {
+        let bias = w.param("bias", [out_features], Init::Zeros);
+        Self::build(w, w.param("weight", [out_features, in_features], init), Some(bias))
+    }
+
+    /// A layer whose weight is stored as that of a convolution [out, c, kt, kh, kw] with stride = kernel.
+    pub fn from_conv(w: &Weights, [out, c, kt, kh, kw]: [usize; 5]) -> Self {
+        let bias = w.param("bias", [out], Init::Zeros);
+        let weight = w.param("weight", [out, c, kt, kh, kw], Init::FanIn).flatten_rows();
+        Self::build(w, weight, Some(bias))
+    }
+
+    fn build(w: &Weights, weight: Param<2>, bias: Option<Param<1>>) -> Self {
+        let adapter = AdapterCell::default();
+        let [out_features, in_features] = weight.shape();
+        w.register_linear(LinearSite { name: w.prefix().to_owned(), in_features, out_features, cell: adapter.clone() });
+        Self { weight, bias, adapter }
+    }
+
+    /// x [.., in] -> [.., out]
+    pub fn forward<const R: usize>(&self, x: Tensor<R>) -> Tensor<R> {
+        let mut dims = x.dims();
+        let in_features = dims[R - 1];
+        let rows = dims[..R - 1].iter().product();
+        let weight = self.weight.suit(&x);
+        let flat = cast(x, weight.dtype()).reshape([rows, in_features]);
+        let mut y = flat.clone().matmul(weight.transpose());
+        if let Some(bias) = &self.bias {
+            y = y + bias.suit(&flat).unsqueeze::<2>();
+        }
+        if let Some(adapter) = self.adapter.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            // y = W x + scale B A x
+            let (a, b) = (adapter.a.suit(&flat), adapter.b.suit(&flat));
+            let low = cast(flat, a.dtype()).matmul(a.transpose()).matmul(b.transpose()).mul_scalar(adapter.scale);
+            y = y.clone() + cast(low, y.dtype());
+        }
+        dims[R - 1] = y.dims()[1];
+        y.reshape(dims)
+    }
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
+#[derive(Debug)]
+pub struct RmsNorm {
+    weight: Param<1>,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// A norm over `dim` features.
+    pub fn new(w: &Weights, dim: usize, eps: f64) -> Self {
+        Self { weight: w.param("weight", [dim], Init::Ones), eps }
+    }
+
+    /// x [.., D] -> same, in the dtype of `x`.
+    pub fn forward<const R: usize>(&self, x: Tensor<R>) -> Tensor<R> {
+        let dtype = x.dtype();
+        let weight = self.weight.suit(&x);
+        let wide = cast(x, DType::F32);
+        let inv = wide.clone().powi_scalar(2).mean_dim(R - 1).add_scalar(self.eps).sqrt().recip();
+        cast(wide * inv * cast(weight, DType::F32).unsqueeze(), dtype)
+    }
+}
+
+/// Layer norm over the last dimension, without affine part, computed in f32.
+///
+/// ```text
+/// (x - mean) / sqrt(var + eps)
+/// ```
+pub fn layer_norm<const R: usize>(x: Tensor<R>, eps: f64) -> Tensor<R> {
+    let x = cast(x, DType::F32);
+    let centred = x.clone() - x.mean_dim(R - 1);
+    let var = centred.clone().powi_scalar(2).mean_dim(R - 1);
+    centred * var.add_scalar(eps).sqrt().recip()
+}
+
+/// Changes the dtype if it differs.
+pub fn cast<const R: usize>(x: Tensor<R>, dtype: DType) -> Tensor<R> {
+    if x.dtype() == dtype {
+        return x;
+    }
+    match dtype {
+        DType::BF16 => x.cast(burn::tensor::FloatDType::BF16),
+        DType::F16 => x.cast(burn::tensor::FloatDType::F16),
+        DType::F64 => x.cast(burn::tensor::FloatDType::F64),
+        _ => x.cast(burn::tensor::FloatDType::F32),
+    }
+}
+
+/// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, the GELU of Wan and UMT5, written with one sigmoid; computed in f32.
+pub fn gelu_tanh<const R: usize>(x: Tensor<R>) -> Tensor<R> {
+    let dtype = x.dtype();
+    let x = cast(x, DType::F32);
+    // 0.5 (1 + tanh(u)) = sigmoid(2u)
+    let inner = x.clone().powi_scalar(2).mul_scalar(0.044715).add_scalar(1.0) * x.clone();
+    cast(x * burn::tensor::activation::sigmoid(inner.mul_scalar(2.0 * (2.0 / std::f64::consts::PI).sqrt())), dtype)
+}

@@ -1,0 +1,18 @@
+//! Wan2.1 text-to-video on burn: transformer, autoencoder, text encoder, solvers, adapters, in the diffusers folder
+//! layout.
+
+pub mod error;
+pub mod layers;
+pub mod param;
+pub mod weights;
+
+pub mod config;
+pub mod transformer;
+pub mod text;
+pub mod umt5;
+pub mod vae;
+pub mod lora;
+pub mod solver;
+pub mod guidance;
+pub mod pipeline;
+pub use error::{Error, Result};

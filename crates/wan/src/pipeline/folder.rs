@@ -1,0 +1,107 @@
+//! Is this a model folder, of the right kind, with everything in it?
+
+use crate::config::read_json;
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What matters of `model_index.json`.
+#[derive(Debug, Deserialize)]
+struct ModelIndex {
+    #[serde(rename = "_class_name")]
+    class_name: String,
+    #[serde(default)]
+    transformer_2: Value,
+    #[serde(default)]
+    boundary_ratio: Value,
+    #[serde(default)]
+    expand_timesteps: bool,
+}
+
+/// Refuses a folder that cannot be loaded.
+///
+/// # Errors
+/// No folder, another pipeline's `model_index.json`, missing files (all of them).
+pub(super) fn check(dir: &Path) -> Result<()> {
+    if !dir.is_dir() {
+        let source = std::io::Error::from(if dir.exists() { std::io::ErrorKind::NotADirectory } else { std::io::ErrorKind::NotFound });
+        return Err(Error::read(dir, source));
+    }
+    let index = dir.join(MODEL_INDEX);
+    if index.exists() {
+        check_index(&read_json(&index)?).map_err(|(reason, hint)| Error::invalid(&index, reason, hint))?;
+    }
+    let missing = missing_files(dir);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let reason = format!("the model folder is incomplete; missing: {}", missing.join(", "));
+    Err(Error::invalid(dir, reason, "fetch the whole folder of a text-to-video model in the diffusers layout"))
+}
+
+const MODEL_INDEX: &str = "model_index.json";
+
+fn check_index(index: &ModelIndex) -> std::result::Result<(), (String, &'static str)> {
+    const WAN21: &str = "use a Wan2.1 text-to-video model; Wan2.2 is not supported yet";
+    if index.class_name != "WanPipeline" {
+        return Err((format!("`_class_name` is `{}`", index.class_name), "only `WanPipeline`, Wan text-to-video, is supported"));
+    }
+    if names_a_class(&index.transformer_2) {
+        return Err(("`transformer_2` is set: the model has two transformers".into(), WAN21));
+    }
+    if !index.boundary_ratio.is_null() {
+        return Err((format!("`boundary_ratio` is `{}`: the model has two transformers", index.boundary_ratio), WAN21));
+    }
+    if index.expand_timesteps {
+        return Err(("`expand_timesteps` is `true`".into(), WAN21));
+    }
+    Ok(())
+}
+
+/// An absent part is null or `[null, null]`.
+fn names_a_class(entry: &Value) -> bool {
+    match entry {
+        Value::Null => false,
+        Value::Array(parts) => parts.iter().any(|part| !part.is_null()),
+        _ => true,
+    }
+}
+
+/// The files that [`load`](super::WanPipeline::load) needs and that do not exist, relative to the folder.
+fn missing_files(dir: &Path) -> Vec<String> {
+    const PLAIN: [&str; 6] = [
+        MODEL_INDEX,
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+        "text_encoder/config.json",
+        "transformer/config.json",
+        "vae/config.json",
+    ];
+    let mut missing: Vec<String> = PLAIN.iter().filter(|file| !dir.join(file).exists()).map(|&file| file.to_owned()).collect();
+    for stem in ["text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model"] {
+        missing.extend(missing_weights(dir, stem));
+    }
+    missing
+}
+
+/// Of one part: the single file, or the shards its index lists.
+fn missing_weights(dir: &Path, stem: &str) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct ShardIndex {
+        weight_map: BTreeMap<String, String>,
+    }
+    let (single, index) = (format!("{stem}.safetensors"), format!("{stem}.safetensors.index.json"));
+    if dir.join(&single).exists() {
+        return vec![];
+    }
+    if !dir.join(&index).exists() {
+        return vec![single];
+    }
+    // a broken index is reported when the weights are opened
+    let Ok(ShardIndex { weight_map }) = read_json(&dir.join(index)) else { return vec![] };
+    let part = Path::new(stem).parent().unwrap_or(Path::new(""));
+    let shards: BTreeSet<String> = weight_map.into_values().map(|shard| part.join(shard).display().to_string()).collect();
+    shards.into_iter().filter(|shard| !dir.join(shard).exists()).collect()
+}

@@ -1,0 +1,141 @@
+//! From a prompt to a video: the text-to-video pipeline over a diffusers model folder.
+//!
+//! Legend: `B` batch, `C` latent channels, `f`, `h`, `w` size of the latents, `F`, `H`, `W` size of the video.
+
+mod folder;
+mod request;
+mod scheduler;
+
+pub use request::SampleRequest;
+pub use scheduler::SchedulerConfig;
+
+use crate::error::{Error, Result};
+use crate::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
+use crate::solver::{Solver, SolverKind};
+use crate::text::{PromptEmbeds, TextEncoder};
+use crate::transformer::WanTransformer;
+use crate::vae::AutoencoderKlWan;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use grpo::{Key, Purpose, Schedule};
+use std::path::Path;
+
+/// A whole text-to-video model.
+#[derive(Debug)]
+pub struct WanPipeline {
+    /// The velocity network.
+    pub transformer: WanTransformer,
+    /// Latents to video and back; always f32.
+    pub vae: AutoencoderKlWan,
+    /// Prompts to embeddings.
+    pub text_encoder: TextEncoder,
+    /// How the model's authors sample from it.
+    pub scheduler: SchedulerConfig,
+    device: Device,
+}
+
+/// What the pipeline made.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Denoised latents [1, C, f, h, w], as the transformer knows them (normalised).
+    pub latents: Tensor<5>,
+    /// The video [1, 3, F, H, W] in [0, 1].
+    pub frames: Tensor<5>,
+}
+
+impl WanPipeline {
+    /// Reads a model folder. Transformer and text encoder are held as `dtype` (f32 or bf16).
+    ///
+    /// # Errors
+    /// No such folder; files missing (all named at once); another kind of model; a part that cannot be read, or whose
+    /// sizes do not fit the others.
+    pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
+        folder::check(dir)?;
+        let pipeline = Self {
+            scheduler: SchedulerConfig::load(&dir.join("scheduler"))?,
+            transformer: WanTransformer::load(&dir.join("transformer"), device, dtype)?,
+            vae: AutoencoderKlWan::load(&dir.join("vae"), device, DType::F32)?,
+            text_encoder: TextEncoder::load(dir, device, dtype)?,
+            device: device.clone(),
+        };
+        pipeline.check_parts(dir)?;
+        Ok(pipeline)
+    }
+
+    /// The parts must agree about the latents and about the text.
+    fn check_parts(&self, dir: &Path) -> Result<()> {
+        let (transformer, vae, text) = (&self.transformer.config, &self.vae.config, &self.text_encoder.encoder.config);
+        let pairs = [
+            ("transformer in_channels", transformer.in_channels, "vae z_dim", vae.z_dim),
+            ("transformer out_channels", transformer.out_channels, "vae z_dim", vae.z_dim),
+            ("transformer text_dim", transformer.text_dim, "text_encoder d_model", text.d_model),
+        ];
+        for (name, size, other, expected) in pairs {
+            if size != expected {
+                let reason = format!("{name} is {size}, but {other} is {expected}");
+                return Err(Error::invalid(dir, reason, "transformer/, vae/ and text_encoder/ must be those of one model"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one video. `on_step(done, total)` is called after every denoising step.
+    ///
+    /// # Errors
+    /// A request that this model cannot serve.
+    pub fn sample(&self, request: &SampleRequest, on_step: &mut dyn FnMut(usize, usize)) -> Result<Sample> {
+        let shape = request.check(&self.transformer.config, &self.vae.config)?;
+        let schedule = request.schedule(&self.scheduler)?;
+        let latents = request.start(shape, &self.device)?;
+        let text = self.guided_text(request)?;
+        let velocity = self.guided_velocity(&text, request.guidance_scale, shape);
+        let solver = request.solver.unwrap_or(self.scheduler.solver);
+        let total = schedule.num_steps();
+        let latents = denoise(&velocity, solver, &schedule, latents, &mut |step, _| on_step(step + 1, total));
+        let frames = self.vae.decode_to_frames(latents.clone());
+        Ok(Sample { latents, frames })
+    }
+
+    fn guided_text(&self, request: &SampleRequest) -> Result<GuidedText> {
+        let encode = |prompt: &str| self.text_encoder.encode(&[prompt], request.max_sequence_length);
+        let prompt = encode(&request.prompt)?;
+        let negative: Option<PromptEmbeds> = match request.has_guidance() {
+            true => Some(encode(&request.negative_prompt)?),
+            false => None,
+        };
+        Ok(GuidedText::new(&self.transformer, &prompt, negative.as_ref(), false))
+    }
+
+    /// The guided velocity of one sample with latents of `shape`.
+    fn guided_velocity(&self, text: &GuidedText, guidance_scale: f64, shape: [usize; 5]) -> GuidedVelocity<'_> {
+        let batching = GuidanceBatching::for_tokens(self.transformer.num_tokens(shape));
+        GuidedVelocity::new(&self.transformer, text, &[0], guidance_scale, batching)
+    }
+}
+
+/// Takes latents [B, C, f, h, w] from noise to data. `on_step(step, next_latents)` is called after every step.
+pub fn denoise(
+    velocity: &GuidedVelocity<'_>,
+    solver: SolverKind,
+    schedule: &Schedule,
+    mut latents: Tensor<5>,
+    on_step: &mut dyn FnMut(usize, &Tensor<5>),
+) -> Tensor<5> {
+    let mut solver = Solver::new(solver, schedule.clone());
+    for step in 0..schedule.num_steps() {
+        let v = velocity.velocity(latents.clone(), &[schedule.timestep(step)]);
+        latents = solver.step(step, v, latents);
+        on_step(step, &latents);
+    }
+    latents
+}
+
+/// Standard normal latents of `shape`: a function of the key, drawn on the CPU in f32.
+pub fn initial_noise(key: &Key, shape: [usize; 5], device: &Device) -> Tensor<5> {
+    let values = key.normals(shape.iter().product());
+    Tensor::from_data(TensorData::new(values, shape), &device.clone().inner())
+}
+
+/// The noise of a single sample: evaluation noise of prompt 0.
+fn sample_key(seed: u64) -> Key {
+    Key { seed, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::EvalNoise }
+}

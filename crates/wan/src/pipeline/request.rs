@@ -1,0 +1,158 @@
+//! What to sample, and whether a model can.
+
+use super::{SchedulerConfig, initial_noise, sample_key};
+use crate::error::{Error, Result};
+use crate::solver::SolverKind;
+use crate::transformer::TransformerConfig;
+use crate::vae::VaeConfig;
+use burn::tensor::{Device, Tensor};
+use grpo::{Schedule, SigmaGrid};
+
+/// A video to make. The defaults are those of diffusers' `WanPipeline`.
+#[derive(Debug, Clone)]
+pub struct SampleRequest {
+    /// What the video should show.
+    pub prompt: String,
+    /// What it should not show.
+    pub negative_prompt: String,
+    /// Height in pixels.
+    pub height: usize,
+    /// Width in pixels.
+    pub width: usize,
+    /// Frames, 4k + 1 for Wan2.1.
+    pub num_frames: usize,
+    /// Denoising steps.
+    pub num_inference_steps: usize,
+    /// Weight of the prompt against the negative prompt; 1 is no guidance.
+    pub guidance_scale: f64,
+    /// Solver, if not the model's own.
+    pub solver: Option<SolverKind>,
+    /// Sigma grid, if not the model's own.
+    pub grid: Option<SigmaGrid>,
+    /// Shift of the sigmas, if not the model's own.
+    pub shift: Option<f64>,
+    /// Seed of the initial noise.
+    pub seed: u64,
+    /// Tokens a prompt is cut and padded to.
+    pub max_sequence_length: usize,
+    /// Initial latents [1, C, f, h, w] instead of noise drawn from the seed.
+    pub initial_latents: Option<Tensor<5>>,
+}
+
+impl Default for SampleRequest {
+    fn default() -> Self {
+        Self {
+            prompt: String::new(),
+            negative_prompt: String::new(),
+            height: 480,
+            width: 832,
+            num_frames: 81,
+            num_inference_steps: 50,
+            guidance_scale: 5.0,
+            solver: None,
+            grid: None,
+            shift: None,
+            seed: 0,
+            max_sequence_length: 512,
+            initial_latents: None,
+        }
+    }
+}
+
+impl SampleRequest {
+    /// Whether the negative prompt takes part.
+    pub fn has_guidance(&self) -> bool {
+        self.guidance_scale != 1.0
+    }
+
+    /// Checks the request against the sizes of a model; returns the shape of the latents [1, C, f, h, w].
+    ///
+    /// # Errors
+    /// The first setting that cannot be used, with the nearest one that can.
+    pub fn check(&self, transformer: &TransformerConfig, vae: &VaeConfig) -> Result<[usize; 5]> {
+        check_text("prompt", &self.prompt)?;
+        check_text("negative_prompt", &self.negative_prompt)?;
+        let [patch_frames, patch_height, patch_width] = transformer.patch_size;
+        let (space, time, reach) = (vae.spatial_factor(), vae.temporal_factor(), transformer.rope_max_seq_len);
+        check_multiple("height", self.height, space * patch_height, reach)?;
+        check_multiple("width", self.width, space * patch_width, reach)?;
+        check_frames(self.num_frames, time, patch_frames, reach)?;
+        if self.max_sequence_length == 0 {
+            return Err(argument("max_sequence_length", 0, "a prompt has at least one token", "the usual value is 512"));
+        }
+        if !(self.guidance_scale.is_finite() && self.guidance_scale >= 1.0) {
+            let hint = "1 is no guidance; Wan is usually sampled with 5";
+            return Err(argument("guidance_scale", self.guidance_scale, "it must be a number from 1 up", hint));
+        }
+        Ok([1, transformer.in_channels, vae.latent_frames(self.num_frames), self.height / space, self.width / space])
+    }
+
+    /// The schedule: the model's, where the request does not say otherwise.
+    ///
+    /// # Errors
+    /// A number of steps or a shift out of range.
+    pub fn schedule(&self, model: &SchedulerConfig) -> Result<Schedule> {
+        let (grid, shift) = (self.grid.unwrap_or(model.grid), self.shift.unwrap_or(model.shift));
+        Schedule::new(grid, self.num_inference_steps, shift).map_err(|error| match &error {
+            grpo::Error::OutOfRange { field, got, expected, hint } => argument(field, got, &format!("expected {expected}"), hint),
+            _ => argument("num_inference_steps", self.num_inference_steps, &error.to_string(), error.hint()),
+        })
+    }
+
+    /// The latents to start from.
+    ///
+    /// # Errors
+    /// Given latents of another shape.
+    pub(super) fn start(&self, shape: [usize; 5], device: &Device) -> Result<Tensor<5>> {
+        let Some(latents) = &self.initial_latents else {
+            return Ok(initial_noise(&sample_key(self.seed), shape, device));
+        };
+        if latents.dims() != shape {
+            let (value, reason) = (format!("{:?}", latents.dims()), format!("this video has latents of shape {shape:?}"));
+            return Err(argument("initial_latents", value, &reason, "check height, width and num_frames against the latents"));
+        }
+        Ok(latents.clone().inner().to_device(&device.clone().inner()))
+    }
+}
+
+/// Control characters in a prompt come from a broken file or terminal; line ends and tabs count as blanks.
+fn check_text(field: &'static str, text: &str) -> Result<()> {
+    let is_bad = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
+    let Some((place, c)) = text.chars().enumerate().find(|&(_, c)| is_bad(c)) else { return Ok(()) };
+    let shown: String = text.chars().take(MAX_SHOWN).collect::<String>().escape_debug().collect();
+    let reason = format!("character {} is the control character U+{:04X}", place + 1, u32::from(c));
+    Err(argument(field, shown, &reason, "remove it; was the text copied from a terminal or a binary file?"))
+}
+
+/// Characters of a refused prompt that a message shows.
+const MAX_SHOWN: usize = 60;
+
+/// `reach` is the number of patches that the rotary table of the model covers on an axis.
+fn check_multiple(field: &'static str, size: usize, unit: usize, reach: usize) -> Result<()> {
+    if size > unit * reach {
+        return Err(argument(field, size, &format!("the model reaches up to {}", unit * reach), "choose a smaller size"));
+    }
+    if size > 0 && size.is_multiple_of(unit) {
+        return Ok(());
+    }
+    let reason = format!("it must be a positive multiple of {unit} (autoencoder scale x patch)");
+    Err(argument(field, size, &reason, &format!("try {}", size.div_ceil(unit).max(1) * unit)))
+}
+
+/// The first frame stands alone, then `time` frames make one latent frame; latent frames must fill whole patches.
+fn check_frames(frames: usize, time: usize, patch: usize, reach: usize) -> Result<()> {
+    let most = 1 + (patch * reach - 1) * time;
+    if frames > most {
+        return Err(argument("num_frames", frames, &format!("the model reaches up to {most}"), "choose a shorter video"));
+    }
+    let fits = |frames: usize| (frames - 1).is_multiple_of(time) && ((frames - 1) / time + 1).is_multiple_of(patch);
+    if frames > 0 && fits(frames) {
+        return Ok(());
+    }
+    let nearest = (frames.max(1)..=most).find(|&more| fits(more)).unwrap_or(most);
+    Err(argument("num_frames", frames, &format!("it must be {time}k + 1"), &format!("try {nearest}")))
+}
+
+fn argument(field: &'static str, value: impl ToString, reason: &str, hint: &str) -> Error {
+    Error::Argument { field, value: value.to_string(), reason: reason.into(), hint: hint.into() }
+}

@@ -1,0 +1,127 @@
+//! Scaled dot-product attention behind one function.
+//!
+//! ```text
+//! o = softmax(q k^T / sqrt(d) + bias) v
+//! ```
+//!
+//! The engine's own attention materialises the [L, L] probabilities and keeps them for backward. Here only the
+//! output is kept; backward recomputes the probabilities in chunks of queries (Rabe & Staats 2021, Dao et al. 2022), so
+//! memory is linear in tokens.
+
+use burn::backend::autodiff::{
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{Slice, Tensor};
+
+/// Query rows whose probabilities are alive at once in backward.
+const CHUNK: usize = 512;
+
+/// q [B, H, L, d], k and v [B, H, T, d], bias [1, 1, 1, T] (a constant) -> [B, H, L, d].
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<4>>) -> Tensor<4> {
+    let keys = k.dims()[2];
+    let bias = match bias {
+        Some(bias) => crate::layers::cast(bias.clone(), q.dtype()),
+        None => Tensor::zeros([1, 1, 1, keys], (&q.device().inner(), q.dtype())),
+    };
+    Tensor::from_dispatch(<Dispatch as LinearMemoryAttention>::attend(
+        q.into_dispatch(),
+        k.into_dispatch(),
+        v.into_dispatch(),
+        bias.into_dispatch(),
+    ))
+}
+
+/// The operation as an extension of the engine's backends.
+#[backend_extension(Flex, Autodiff)]
+pub trait LinearMemoryAttention: Backend {
+    /// See [`attention`]; no gradient flows to `bias`.
+    fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::attention(q, k, v, None, Some(bias), Default::default())
+    }
+}
+
+impl LinearMemoryAttention for Flex {}
+
+impl<B: Backend + LinearMemoryAttention, C: CheckpointStrategy> LinearMemoryAttention for Autodiff<B, C> {
+    fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        let bias = bias.into_primitive();
+        match RecomputingBackward.prepare::<C>([q.node(), k.node(), v.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (q, k, v) = (q.into_primitive(), k.into_primitive(), v.into_primitive());
+                let output = B::attend(q.clone(), k.clone(), v.clone(), bias.clone());
+                prep.finish(Saved { q, k, v, bias, output: output.clone() }, output)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::attend(q.into_primitive(), k.into_primitive(), v.into_primitive(), bias)),
+        }
+    }
+}
+
+/// What backward keeps: nothing that grows with L x T.
+#[derive(Debug, Clone)]
+struct Saved<B: Backend> {
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    output: FloatTensor<B>,
+}
+
+#[derive(Debug)]
+struct RecomputingBackward;
+
+impl<B: Backend> Backward<B, 3> for RecomputingBackward {
+    type State = Saved<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [q_node, k_node, v_node] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        let [dq, dk, dv] = gradients::<B>(ops.state, grad);
+        for (node, gradient) in [(q_node, dq), (k_node, dk), (v_node, dv)] {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+/// ```text
+/// p  = softmax(q k^T scale + bias)       dv = p^T g
+/// dp = g v^T                             ds = p (dp - rowsum(g o))
+/// dq = ds k scale                        dk = ds^T q scale
+/// ```
+fn gradients<B: Backend>(saved: Saved<B>, grad: FloatTensor<B>) -> [FloatTensor<B>; 3] {
+    let Saved { q, k, v, bias, output } = saved;
+    let [b, h, l, d] = q.shape().dims::<4>();
+    let scale = 1.0 / (d as f64).sqrt();
+    let (k_t, v_t) = (B::float_transpose(k.clone()), B::float_transpose(v));
+    let rows = |x: &FloatTensor<B>, from: usize, to: usize| {
+        let whole = |n: usize| Slice::from(0..n as isize);
+        B::float_slice(x.clone(), &[whole(b), whole(h), Slice::from(from as isize..to as isize), whole(d)])
+    };
+    let (mut dq, mut dk, mut dv) = (Vec::new(), None, None);
+    for from in (0..l).step_by(CHUNK) {
+        let to = (from + CHUNK).min(l);
+        let q = B::float_mul_scalar(rows(&q, from, to), scale.into());
+        let (g, o) = (rows(&grad, from, to), rows(&output, from, to));
+        let p = B::softmax(B::float_add(B::float_matmul(q.clone(), k_t.clone()), bias.clone()), 3);
+        let dp = B::float_matmul(g.clone(), v_t.clone());
+        let row_sum = B::float_sum_dim(B::float_mul(g.clone(), o), 3);
+        let ds = B::float_mul(p.clone(), B::float_sub(dp, row_sum));
+        dq.push(B::float_mul_scalar(B::float_matmul(ds.clone(), k.clone()), scale.into()));
+        accumulate::<B>(&mut dk, B::float_matmul(B::float_transpose(ds), q));
+        accumulate::<B>(&mut dv, B::float_matmul(B::float_transpose(p), g));
+    }
+    let empty = || unreachable!("at least one chunk of queries");
+    [B::float_cat(dq, 2), dk.unwrap_or_else(empty), dv.unwrap_or_else(empty)]
+}
+
+fn accumulate<B: Backend>(sum: &mut Option<FloatTensor<B>>, term: FloatTensor<B>) {
+    *sum = Some(match sum.take() {
+        None => term,
+        Some(sum) => B::float_add(sum, term),
+    });
+}

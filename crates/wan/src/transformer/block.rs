@@ -1,0 +1,173 @@
+//! One transformer block: modulated self-attention, cross-attention to the text, modulated feed-forward.
+
+use super::TransformerConfig;
+use super::attention::attention;
+use super::rope::Rope;
+use crate::layers::{Linear, RmsNorm, cast, gelu_tanh, layer_norm};
+use crate::param::Param;
+use crate::weights::{Init, Weights};
+use burn::tensor::{DType, Int, Tensor};
+
+/// Keys and values of the text in one block, [B, heads, T, d] each.
+#[derive(Debug, Clone)]
+pub struct TextKv {
+    keys: Tensor<4>,
+    values: Tensor<4>,
+}
+
+impl TextKv {
+    /// The samples of the given indices, in that order.
+    pub fn select(&self, indices: &[usize]) -> Self {
+        let rows: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
+        let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.keys.device());
+        let pick = |x: &Tensor<4>| x.clone().select(0, rows.clone());
+        Self { keys: pick(&self.keys), values: pick(&self.values) }
+    }
+}
+
+/// ```text
+/// x += gate_1 * self_attention(LN(x) (1 + scale_1) + shift_1)
+/// x += cross_attention(LN_affine(x), text)
+/// x += gate_2 * ffn(LN(x) (1 + scale_2) + shift_2)
+/// (shift_1, scale_1, gate_1, shift_2, scale_2, gate_2) = scale_shift_table + time projection
+/// ```
+///
+/// Norms, modulation and gated sums are f32 whatever the model's dtype.
+#[derive(Debug)]
+pub struct Block {
+    scale_shift_table: Param<3>,
+    pub(super) attn1: Projections,
+    attn2: Projections,
+    norm2_weight: Param<1>,
+    norm2_bias: Param<1>,
+    ffn_in: Linear,
+    ffn_out: Linear,
+    eps: f64,
+}
+
+impl Block {
+    /// From the sub-tree `blocks.N`.
+    pub fn new(w: &Weights, config: &TransformerConfig) -> Self {
+        let dim = config.dim();
+        let norm2 = w.sub("norm2");
+        let table_std = 1.0 / (dim as f64).sqrt();
+        Self {
+            scale_shift_table: w.param_f32("scale_shift_table", [1, 6, dim], Init::Normal(table_std)),
+            attn1: Projections::new(&w.sub("attn1"), config),
+            attn2: Projections::new(&w.sub("attn2"), config),
+            norm2_weight: norm2.param_f32("weight", [dim], Init::Ones),
+            norm2_bias: norm2.param_f32("bias", [dim], Init::Zeros),
+            ffn_in: Linear::new(&w.sub("ffn.net.0.proj"), dim, config.ffn_dim),
+            ffn_out: Linear::new(&w.sub("ffn.net.2"), config.ffn_dim, dim),
+            eps: config.eps,
+        }
+    }
+
+    /// Keys and values of the embedded text [B, T, D].
+    pub fn text_kv(&self, text: Tensor<3>) -> TextKv {
+        let keys = self.attn2.split_heads(self.attn2.keys(text.clone()));
+        let values = self.attn2.split_heads(self.attn2.to_v.forward(text));
+        TextKv { keys: keys.swap_dims(1, 2), values: values.swap_dims(1, 2) }
+    }
+
+    /// x [B, L, D], modulation [B, S, 6, D] -> [B, L, D].
+    pub fn forward(&self, x: Tensor<3>, modulation: &Tensor<4>, rope: &Rope, text: &TextKv, text_bias: Option<&Tensor<4>>) -> Tensor<3> {
+        let [shift_1, scale_1, gate_1, shift_2, scale_2, gate_2] = self.modulation(&x, modulation);
+        let h = self.self_attention(self.modulated_norm(&x, shift_1, scale_1), rope);
+        let x = gated_sum(x, h, gate_1);
+        let x = x.clone() + self.cross_attention(self.affine_norm(&x), text, text_bias);
+        let h = self.feed_forward(self.modulated_norm(&x, shift_2, scale_2));
+        gated_sum(x, h, gate_2)
+    }
+
+    /// scale_shift_table + modulation [B, S, 6, D] as six tensors [B, S, D], f32.
+    pub(super) fn modulation(&self, x: &Tensor<3>, modulation: &Tensor<4>) -> [Tensor<3>; 6] {
+        let table = self.scale_shift_table.suit(x).unsqueeze_dim::<4>(1);
+        let m = cast(modulation.clone(), DType::F32) + table;
+        std::array::from_fn(|i| m.clone().narrow(2, i, 1).squeeze_dim::<3>(2))
+    }
+
+    /// LN(x) (1 + scale) + shift
+    pub(super) fn modulated_norm(&self, x: &Tensor<3>, shift: Tensor<3>, scale: Tensor<3>) -> Tensor<3> {
+        cast(layer_norm(x.clone(), self.eps) * scale.add_scalar(1.0) + shift, x.dtype())
+    }
+
+    /// LN_affine(x), in front of the cross-attention.
+    pub(super) fn affine_norm(&self, x: &Tensor<3>) -> Tensor<3> {
+        let normed = layer_norm(x.clone(), self.eps);
+        cast(normed * self.norm2_weight.suit(x).unsqueeze() + self.norm2_bias.suit(x).unsqueeze(), x.dtype())
+    }
+
+    pub(super) fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.ffn_out.forward(gelu_tanh(self.ffn_in.forward(x)))
+    }
+
+    pub(super) fn self_attention(&self, x: Tensor<3>, rope: &Rope) -> Tensor<3> {
+        let p = &self.attn1;
+        let q = rope.rotate(p.split_heads(p.queries(x.clone())));
+        let k = rope.rotate(p.split_heads(p.keys(x.clone())));
+        let v = p.split_heads(p.to_v.forward(x));
+        p.join_heads(attention(q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2), None))
+    }
+
+    pub(super) fn cross_attention(&self, x: Tensor<3>, text: &TextKv, bias: Option<&Tensor<4>>) -> Tensor<3> {
+        let p = &self.attn2;
+        let q = p.split_heads(p.queries(x));
+        p.join_heads(attention(q.swap_dims(1, 2), text.keys.clone(), text.values.clone(), bias))
+    }
+}
+
+/// x + gate h, summed in f32.
+pub(super) fn gated_sum(x: Tensor<3>, h: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
+    let dtype = x.dtype();
+    cast(cast(x, DType::F32) + cast(h, DType::F32) * gate, dtype)
+}
+
+/// The four projections of an attention layer and its query and key norms over all heads together.
+#[derive(Debug)]
+pub(super) struct Projections {
+    pub(super) to_q: Linear,
+    to_k: Linear,
+    to_v: Linear,
+    to_out: Linear,
+    norm_q: RmsNorm,
+    norm_k: RmsNorm,
+    heads: usize,
+}
+
+impl Projections {
+    fn new(w: &Weights, config: &TransformerConfig) -> Self {
+        let dim = config.dim();
+        Self {
+            to_q: Linear::new(&w.sub("to_q"), dim, dim),
+            to_k: Linear::new(&w.sub("to_k"), dim, dim),
+            to_v: Linear::new(&w.sub("to_v"), dim, dim),
+            to_out: Linear::new(&w.sub("to_out.0"), dim, dim),
+            norm_q: RmsNorm::new(&w.sub("norm_q"), dim, config.eps),
+            norm_k: RmsNorm::new(&w.sub("norm_k"), dim, config.eps),
+            heads: config.num_attention_heads,
+        }
+    }
+
+    /// norm_q(to_q(x)), before the head split
+    pub(super) fn queries(&self, x: Tensor<3>) -> Tensor<3> {
+        self.norm_q.forward(self.to_q.forward(x))
+    }
+
+    /// norm_k(to_k(x)), before the head split
+    pub(super) fn keys(&self, x: Tensor<3>) -> Tensor<3> {
+        self.norm_k.forward(self.to_k.forward(x))
+    }
+
+    /// [B, L, D] -> [B, L, heads, d]
+    pub(super) fn split_heads(&self, x: Tensor<3>) -> Tensor<4> {
+        let [b, l, dim] = x.dims();
+        x.reshape([b, l, self.heads, dim / self.heads])
+    }
+
+    /// [B, heads, L, d] -> to_out([B, L, D])
+    fn join_heads(&self, x: Tensor<4>) -> Tensor<3> {
+        let [b, heads, l, d] = x.dims();
+        self.to_out.forward(x.swap_dims(1, 2).reshape([b, l, heads * d]))
+    }
+}

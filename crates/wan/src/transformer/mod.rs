@@ -1,0 +1,166 @@
+//! `WanTransformer3DModel`: the velocity network of Wan2.1 (and, with per-token timesteps, of Wan2.2 TI2V).
+//!
+//! Legend: `B` batch, `C` latent channels, `F` latent frames, `H`, `W` latent height and width, `L` tokens,
+//! `D` = heads x head_dim, `T` text tokens, `S` = 1, or L when every token has its own timestep.
+
+pub mod attention;
+pub mod block;
+pub mod config;
+pub mod patch;
+pub mod rope;
+pub mod time;
+#[cfg(test)]
+mod tests;
+
+use crate::error::Result;
+use crate::layers::{Linear, LinearSite, cast, gelu_tanh, layer_norm};
+use crate::param::{Param, ParamSet};
+use crate::text::PromptEmbeds;
+use crate::weights::{Init, WeightFiles, Weights};
+use block::{Block, TextKv};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+pub use config::TransformerConfig;
+use patch::PatchGrid;
+use std::path::Path;
+use time::TimeEmbedding;
+
+/// The velocity network v(x, t, text).
+#[derive(Debug)]
+pub struct WanTransformer {
+    /// config.json
+    pub config: TransformerConfig,
+    /// All weights by name.
+    pub params: ParamSet,
+    /// All linear layers, where adapters can be put.
+    pub linears: Vec<LinearSite>,
+    patch_embedding: Linear,
+    time: TimeEmbedding,
+    text_1: Linear,
+    text_2: Linear,
+    blocks: Vec<Block>,
+    scale_shift_table: Param<3>,
+    proj_out: Linear,
+    dtype: DType,
+}
+
+/// What cross-attention needs of the text. It does not depend on the timestep: a rollout computes it once.
+#[derive(Debug, Clone)]
+pub struct TextContext {
+    blocks: Vec<TextKv>,
+    /// Additive bias on the keys [1, 1, 1, T], if the zero padding was collapsed into the last key.
+    bias: Option<Tensor<4>>,
+}
+
+impl TextContext {
+    /// The samples of the given indices, in that order; an index may repeat.
+    ///
+    /// # Panics
+    /// If there is no index.
+    pub fn select(&self, indices: &[usize]) -> Self {
+        assert!(!indices.is_empty(), "an empty selection is not a batch");
+        Self { blocks: self.blocks.iter().map(|kv| kv.select(indices)).collect(), bias: self.bias.clone() }
+    }
+}
+
+impl WanTransformer {
+    /// Reads `DIR/config.json` and the weights beside it.
+    ///
+    /// # Errors
+    /// Unreadable files; weights that do not fit the config, all listed by name.
+    pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
+        let config = TransformerConfig::load(&dir.join("config.json"))?;
+        let files = WeightFiles::open_folder(dir, "diffusion_pytorch_model")?;
+        Self::new(config, Weights::from_files(files, device, dtype), dtype)
+    }
+
+    /// Builds the network from any source of weights.
+    ///
+    /// # Errors
+    /// Weights that do not fit the config.
+    pub fn new(config: TransformerConfig, w: Weights, dtype: DType) -> Result<Self> {
+        let dim = config.dim();
+        let [pt, ph, pw] = config.patch_size;
+        let condition = w.sub("condition_embedder");
+        let patch_embedding = Linear::from_conv(&w.sub("patch_embedding"), [dim, config.in_channels, pt, ph, pw]);
+        let time = TimeEmbedding::new(&condition, &config);
+        let text = condition.sub("text_embedder");
+        let text_1 = Linear::new(&text.sub("linear_1"), config.text_dim, dim);
+        let text_2 = Linear::new(&text.sub("linear_2"), dim, dim);
+        let blocks = (0..config.num_layers).map(|i| Block::new(&w.sub("blocks").sub(i), &config)).collect();
+        let table_std = 1.0 / (dim as f64).sqrt();
+        let scale_shift_table = w.param_f32("scale_shift_table", [1, 2, dim], Init::Normal(table_std));
+        let proj_out = Linear::new(&w.sub("proj_out"), dim, config.out_channels * pt * ph * pw);
+        let (params, linears) = w.finish(&[])?;
+        Ok(Self { config, params, linears, patch_embedding, time, text_1, text_2, blocks, scale_shift_table, proj_out, dtype })
+    }
+
+    /// Keys and values of the text for every block.
+    ///
+    /// The reference pads the text with zero rows to `padded_length` *after* the encoder, and the padded rows take part in
+    /// the attention. They are all equal, so one key with additive bias `ln(count)` stands for all of them, exactly.
+    /// `record` says whether gradients are to flow (an adapter may sit on the text projections).
+    pub fn text_context(&self, text: &PromptEmbeds, record: bool) -> TextContext {
+        let [batch, length, dim] = text.embeds.dims();
+        let padding = text.padded_length.saturating_sub(length);
+        let mut rows = text.embeds.clone();
+        let mut bias = None;
+        if padding > 0 {
+            let device = rows.device();
+            rows = Tensor::cat(vec![rows, Tensor::zeros([batch, 1, dim], &device)], 1);
+            let mut values = vec![0.0_f32; length + 1];
+            values[length] = (padding as f64).ln() as f32;
+            bias = Some(Tensor::<1>::from_data(TensorData::new(values, [length + 1]), &device.inner()).reshape([1, 1, 1, length + 1]));
+        }
+        if record {
+            rows = rows.autodiff();
+        }
+        let hidden = self.text_2.forward(gelu_tanh(self.text_1.forward(cast(rows, self.dtype))));
+        TextContext { blocks: self.blocks.iter().map(|block| block.text_kv(hidden.clone())).collect(), bias }
+    }
+
+    /// Velocity v(x, t, text), same shape as the latents (floor-cropped to whole patches), f32.
+    ///
+    /// `latents` [B, C, F, H, W]; gradients are recorded iff it is an autodiff tensor. `timesteps` on the 0..1000 scale: one
+    /// per sample (B values) or one per token (B x L values).
+    pub fn forward(&self, latents: Tensor<5>, timesteps: &[f64], text: &TextContext) -> Tensor<5> {
+        let sinusoids = time::sinusoids(timesteps, latents.dims()[0], self.config.freq_dim, &latents.device());
+        self.forward_from_sinusoids(latents, sinusoids, text)
+    }
+
+    /// As [`forward`](Self::forward), with the timesteps' sinusoids [B, S, freq_dim] given.
+    pub fn forward_from_sinusoids(&self, latents: Tensor<5>, sinusoids: Tensor<3>, text: &TextContext) -> Tensor<5> {
+        let grid = PatchGrid::new(&self.config, latents.dims());
+        let rope = rope::Rope::new(&self.config, &grid, &latents.device());
+        let tokens = grid.patchify(latents);
+        let sinusoids = if tokens.is_autodiff() { sinusoids.autodiff() } else { sinusoids };
+        let mut hidden = self.patch_embedding.forward(cast(tokens, self.dtype));
+        let (temb, modulation) = self.time.forward(sinusoids, self.dtype);
+        for (block, kv) in self.blocks.iter().zip(&text.blocks) {
+            hidden = block.forward(hidden, &modulation, &rope, kv, text.bias.as_ref());
+        }
+        grid.unpatchify(cast(self.head(hidden, &temb), DType::F32))
+    }
+
+    /// hidden [B, L, D], temb [B, S, D] (itself, not its projection) -> [B, L, pt ph pw C].
+    ///
+    /// ```text
+    /// proj_out(LN(x) (1 + scale) + shift),   (shift, scale) = scale_shift_table + temb
+    /// ```
+    fn head(&self, hidden: Tensor<3>, temb: &Tensor<3>) -> Tensor<3> {
+        let table = self.scale_shift_table.suit(&hidden);
+        let part = |i: usize| table.clone().narrow(1, i, 1) + cast(temb.clone(), DType::F32);
+        let (shift, scale) = (part(0), part(1));
+        let normed = layer_norm(hidden, self.config.eps) * scale.add_scalar(1.0) + shift;
+        self.proj_out.forward(cast(normed, self.dtype))
+    }
+
+    /// Tokens L of one sample of latents [B, C, F, H, W].
+    pub fn num_tokens(&self, latents: [usize; 5]) -> usize {
+        PatchGrid::new(&self.config, latents).num_tokens()
+    }
+
+    /// The dtype of the frozen weights.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}

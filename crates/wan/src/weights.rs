@@ -1,0 +1,432 @@
+//! Reading and writing safetensors in the diffusers folder layout.
+//!
+//! [`Weights`] hands a model its tensors by name while the model builds itself and keeps book, so that everything missing,
+//! mis-shaped or left over is reported at once, by name. A model that is to be trained from scratch is
+//! built by the same code from a [`Weights::random`] source.
+
+use crate::error::{Error, Result};
+use crate::param::{Param, ParamSet, Slot};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use grpo::random::{Key, Purpose};
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Memory-mapped safetensors: one file, or the shards of an index.
+pub struct WeightFiles {
+    /// The file or folder, for messages.
+    pub path: PathBuf,
+    shards: Vec<Shard>,
+    by_name: HashMap<String, usize>,
+}
+
+struct Shard {
+    map: Mmap,
+    metadata: Metadata,
+    data_start: usize,
+}
+
+impl WeightFiles {
+    /// Opens `DIR/STEM.safetensors`, or the shards listed by `DIR/STEM.safetensors.index.json`.
+    ///
+    /// # Errors
+    /// A missing, truncated or malformed file, by name.
+    pub fn open_folder(dir: &Path, stem: &str) -> Result<Self> {
+        let single = dir.join(format!("{stem}.safetensors"));
+        let index = dir.join(format!("{stem}.safetensors.index.json"));
+        if !single.exists() && index.exists() {
+            return Self::open_shards(dir, &index);
+        }
+        Self::open_file(&single)
+    }
+
+    /// Opens one safetensors file.
+    ///
+    /// # Errors
+    /// As [`open_folder`](Self::open_folder).
+    pub fn open_file(path: &Path) -> Result<Self> {
+        let mut files = Self { path: path.into(), shards: Vec::new(), by_name: HashMap::new() };
+        files.add_shard(path)?;
+        Ok(files)
+    }
+
+    fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(index).map_err(|e| Error::read(index, e))?;
+        let names = shard_names(&text).map_err(|reason| {
+            Error::invalid(index, reason, "an index has a `weight_map` of tensor name to file name in the same folder")
+        })?;
+        let mut files = Self { path: dir.into(), shards: Vec::new(), by_name: HashMap::new() };
+        for name in names {
+            files.add_shard(&dir.join(name))?;
+        }
+        Ok(files)
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<()> {
+        let file = std::fs::File::open(path).map_err(|e| Error::read(path, e))?;
+        // SAFETY: the map is read-only; a file truncated by another process while mapped is outside our contract,
+        // as for every reader of memory-mapped weights.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::read(path, e))?;
+        let hint = "the download or copy is incomplete, or this is not a safetensors file: fetch it again";
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|e| Error::invalid(path, format!("not a valid safetensors file ({e}; {} bytes)", map.len()), hint))?;
+        let data_start = header + 8;
+        let expected = data_start + metadata.data_len();
+        if map.len() != expected {
+            let reason = format!("the header promises {expected} bytes, the file has {}", map.len());
+            return Err(Error::invalid(path, reason, hint));
+        }
+        let shard = self.shards.len();
+        for name in metadata.offset_keys() {
+            self.by_name.insert(name, shard);
+        }
+        self.shards.push(Shard { map, metadata, data_start });
+        Ok(())
+    }
+
+    /// Names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of that name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// The free-form header metadata of the first file.
+    pub fn metadata(&self) -> Option<&HashMap<String, String>> {
+        self.shards.first().and_then(|shard| shard.metadata.metadata().as_ref())
+    }
+
+    /// Shape of a tensor.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let shard = &self.shards[*self.by_name.get(name)?];
+        shard.metadata.info(name).map(|info| info.shape.clone())
+    }
+
+    /// The tensor's elements as they are on disk.
+    ///
+    /// # Errors
+    /// An absent tensor, or a dtype other than f32, f64, f16, bf16, i32, i64.
+    pub fn data(&self, name: &str) -> Result<TensorData> {
+        let absent = || Error::invalid(&self.path, format!("no tensor `{name}`"), "the file has other contents than expected");
+        let shard = &self.shards[*self.by_name.get(name).ok_or_else(absent)?];
+        let info = shard.metadata.info(name).ok_or_else(absent)?;
+        let (from, to) = info.data_offsets;
+        let dtype = dtype_of(info.dtype).ok_or_else(|| {
+            Error::invalid(&self.path, format!("tensor `{name}` has dtype {:?}", info.dtype), "f32, f16 and bf16 weights are supported")
+        })?;
+        let bytes = shard.map[shard.data_start + from..shard.data_start + to].to_vec();
+        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
+    }
+
+    /// The tensor's elements as f32.
+    ///
+    /// # Errors
+    /// As [`data`](Self::data).
+    pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
+        let data = self.data(name)?;
+        data.convert::<f32>().try_into_vec::<f32>().map_err(|e| {
+            Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), "f32, f16 and bf16 weights are supported")
+        })
+    }
+}
+
+fn dtype_of(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        _ => return None,
+    })
+}
+
+/// File names of a shard index; refuses anything that could leave the folder.
+fn shard_names(text: &str) -> std::result::Result<Vec<String>, String> {
+    let index: serde_json::Value = serde_json::from_str(text).map_err(|e| format!("not valid JSON ({e})"))?;
+    let map = index.get("weight_map").and_then(|map| map.as_object()).ok_or("no object `weight_map`")?;
+    let mut names = Vec::new();
+    for (tensor, file) in map {
+        let file = file.as_str().ok_or_else(|| format!("`weight_map.{tensor}` is not a string"))?;
+        let plain = Path::new(file).file_name().is_some_and(|name| name == file);
+        if !plain || !file.ends_with(".safetensors") {
+            return Err(format!("`weight_map.{tensor}` is `{file}`, not a plain file name"));
+        }
+        if !names.iter().any(|name| name == file) {
+            names.push(file.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// How a weight starts when a model is trained from scratch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// Uniform in +-1/sqrt(fan_in), the default of linear and convolution layers.
+    FanIn,
+}
+
+enum Source {
+    Files(WeightFiles),
+    Random { seed: u64 },
+}
+
+struct Book {
+    source: Source,
+    slots: Vec<Arc<Slot>>,
+    linears: Vec<crate::layers::LinearSite>,
+    used: HashSet<String>,
+    missing: Vec<String>,
+    mis_shaped: Vec<String>,
+}
+
+/// A place in the tree of names of a weight source; a model asks it for its parameters.
+#[derive(Clone)]
+pub struct Weights {
+    book: Rc<RefCell<Book>>,
+    prefix: String,
+    device: Device,
+    dtype: DType,
+}
+
+impl Weights {
+    /// Weights from files, put on `device` (without autodiff) as `dtype` (f32 or bf16).
+    pub fn from_files(files: WeightFiles, device: &Device, dtype: DType) -> Self {
+        Self::new(Source::Files(files), device, dtype)
+    }
+
+    /// Random f32 weights, each a function of (seed, name).
+    pub fn random(seed: u64, device: &Device) -> Self {
+        Self::new(Source::Random { seed }, device, DType::F32)
+    }
+
+    fn new(source: Source, device: &Device, dtype: DType) -> Self {
+        let book = Book {
+            source,
+            slots: vec![],
+            linears: vec![],
+            used: HashSet::new(),
+            missing: vec![],
+            mis_shaped: vec![],
+        };
+        let device = device.clone().inner();
+        Self { book: Rc::new(RefCell::new(book)), prefix: String::new(), device, dtype }
+    }
+
+    /// The sub-tree `name`.
+    pub fn sub(&self, name: impl std::fmt::Display) -> Self {
+        let prefix = if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) };
+        Self { prefix, ..self.clone() }
+    }
+
+    /// Full name of `name` in this sub-tree.
+    pub fn full_name(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    /// Whether the source has `name` in this sub-tree (always true for a random source).
+    pub fn contains(&self, name: &str) -> bool {
+        match &self.book.borrow().source {
+            Source::Files(files) => files.contains(&self.full_name(name)),
+            Source::Random { .. } => true,
+        }
+    }
+
+    /// The parameter `name` of this sub-tree.
+    pub fn param<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Param<D> {
+        self.param_as(name, shape, init, self.dtype)
+    }
+
+    /// As [`param`](Self::param), kept in f32 whatever the model's dtype: the reference's float32 islands.
+    pub fn param_f32<const D: usize>(&self, name: &str, shape: [usize; D], init: Init) -> Param<D> {
+        self.param_as(name, shape, init, DType::F32)
+    }
+
+    fn param_as<const D: usize>(&self, name: &str, shape: [usize; D], init: Init, dtype: DType) -> Param<D> {
+        let name = self.full_name(name);
+        let mut book = self.book.borrow_mut();
+        let data = book.fetch(&name, &shape, init).convert_dtype(dtype);
+        let flat = Tensor::<D>::from_data(data, (&self.device, dtype)).reshape([-1]);
+        let slot = Slot::new(name, shape.to_vec(), flat);
+        book.slots.push(slot.clone());
+        Param::new(slot)
+    }
+
+    /// Registers a linear layer as a place where an adapter can be put.
+    pub(crate) fn register_linear(&self, site: crate::layers::LinearSite) {
+        self.book.borrow_mut().linears.push(site);
+    }
+
+    /// Name of this sub-tree.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The device weights are put on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Closes the book: all weights and all linear layers, in declaration order.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor. `ignored` names tensors of the file that
+    /// the model knowingly does not read.
+    pub fn finish(self, ignored: &[&str]) -> Result<(ParamSet, Vec<crate::layers::LinearSite>)> {
+        let mut book = self.book.borrow_mut();
+        let mut unexpected = Vec::new();
+        let mut path = PathBuf::new();
+        if let Source::Files(files) = &book.source {
+            path = files.path.clone();
+            unexpected.extend(files.names().filter(|n| !book.used.contains(*n) && !ignored.contains(n)).map(str::to_owned));
+            unexpected.sort();
+        }
+        let (missing, mis_shaped) = (std::mem::take(&mut book.missing), std::mem::take(&mut book.mis_shaped));
+        if !(missing.is_empty() && mis_shaped.is_empty() && unexpected.is_empty()) {
+            return Err(Error::Weights { path, missing, mis_shaped, unexpected });
+        }
+        Ok((ParamSet::new(std::mem::take(&mut book.slots)), std::mem::take(&mut book.linears)))
+    }
+}
+
+impl Book {
+    /// The tensor, or zeros with an entry in the book if there is none that fits.
+    fn fetch(&mut self, name: &str, shape: &[usize], init: Init) -> TensorData {
+        self.used.insert(name.to_owned());
+        let zeros = || TensorData::zeros::<f32, _>(shape.to_vec());
+        match &self.source {
+            Source::Random { seed } => random_data(*seed, name, shape, init),
+            Source::Files(files) => match files.shape(name) {
+                None => {
+                    self.missing.push(name.to_owned());
+                    zeros()
+                }
+                Some(got) if got != shape => {
+                    self.mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}"));
+                    zeros()
+                }
+                Some(_) => files.data(name).unwrap_or_else(|e| {
+                    self.mis_shaped.push(format!("{name}: {e}"));
+                    zeros()
+                }),
+            },
+        }
+    }
+}
+
+fn random_data(seed: u64, name: &str, shape: &[usize], init: Init) -> TensorData {
+    let count: usize = shape.iter().product();
+    let key = Key { seed, iteration: 0, prompt: name_id(name), rollout: 0, purpose: Purpose::AdapterInit };
+    let values = match init {
+        Init::Zeros => vec![0.0; count],
+        Init::Ones => vec![1.0; count],
+        Init::Normal(std) => key.normals(count).into_iter().map(|z| (f64::from(z) * std) as f32).collect(),
+        Init::FanIn => {
+            let fan_in: usize = shape.iter().skip(1).product::<usize>().max(1);
+            uniform(&key, count, 1.0 / (fan_in as f64).sqrt())
+        }
+    };
+    TensorData::new(values, shape.to_vec())
+}
+
+/// FNV-1a of a name: initial values do not depend on the order of declaration.
+pub(crate) fn name_id(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// `count` uniform deviates in +-`bound`.
+pub(crate) fn uniform(key: &Key, count: usize, bound: f64) -> Vec<f32> {
+    use rand_chacha::rand_core::Rng as _;
+    let mut rng = key.rng();
+    let mut unit = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
+    (0..count).map(|_| (bound * (2.0 * unit() - 1.0)) as f32).collect()
+}
+
+/// The elements of a tensor as f32 on the CPU.
+///
+/// # Panics
+/// If the device fails while its result is read.
+pub fn to_floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    match tensor.inner().into_data().convert::<f32>().try_into_vec::<f32>() {
+        Ok(values) => values,
+        Err(error) => panic!("reading a tensor back from its device: {error:?}"),
+    }
+}
+
+/// Writes f32 tensors as one safetensors file: beside, synced, renamed.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<()> {
+    let bytes: BTreeMap<&str, (Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, (shape, values))| {
+            let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            (name.as_str(), (shape.clone(), bytes))
+        })
+        .collect();
+    let mut views = Vec::with_capacity(bytes.len());
+    for (name, (shape, bytes)) in &bytes {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes)
+            .map_err(|e| Error::invalid(path, format!("tensor `{name}`: {e}"), "shape and values disagree"))?;
+        views.push((*name, view));
+    }
+    let data = safetensors::serialize(views, metadata)
+        .map_err(|e| Error::invalid(path, e.to_string(), "tensors cannot be written as safetensors"))?;
+    write_atomically(path, &data)
+}
+
+/// Writes all weights of a set, as f32, under their own names.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_params(path: &Path, params: &ParamSet) -> Result<()> {
+    let tensors = params.iter().map(|slot| (slot.name.clone(), (slot.shape.clone(), to_floats(slot.value())))).collect();
+    write_safetensors(path, &tensors, Some(HashMap::from([("format".to_owned(), "pt".to_owned())])))
+}
+
+/// Writes a file so that a reader sees the old or the new content, never a part: beside, fsync, rename, fsync the folder.
+///
+/// # Errors
+/// The folder does not exist or cannot be written.
+pub fn write_atomically(path: &Path, data: &[u8]) -> Result<()> {
+    use std::io::Write;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let wrap = |e| Error::write(path, e);
+    let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(dir).map_err(wrap)?;
+    file.write_all(data).map_err(wrap)?;
+    file.as_file().sync_all().map_err(wrap)?;
+    make_readable(file.path()).map_err(wrap)?;
+    file.persist(path).map_err(|e| wrap(e.error))?;
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(wrap)
+}
+
+/// Temporary files are private; what is renamed into place gets the usual mode.
+#[cfg(unix)]
+fn make_readable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn make_readable(_path: &Path) -> std::io::Result<()> {
+    Ok(())
+}
