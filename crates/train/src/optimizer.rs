@@ -5,40 +5,26 @@ use serde::{Deserialize, Serialize};
 use wan::param::ParamSet;
 use wan::weights::to_floats;
 
-/// Settings of [`AdamW`]; names as in PyTorch.
+/// Settings of [`AdamW`] (`[optimizer]`); names and defaults as in PyTorch, published values where those differ.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
     /// Step size.
     pub learning_rate: f64,
-    /// Decay rates of the two moments.
-    #[serde(default = "default_betas")]
+    /// Decay rates of the first and second moments.
     pub betas: [f64; 2],
     /// Decoupled weight decay.
-    #[serde(default = "default_weight_decay")]
     pub weight_decay: f64,
     /// Added to the root of the second moment.
-    #[serde(default = "default_epsilon")]
     pub epsilon: f64,
     /// Largest global norm of the gradient; longer ones are scaled down to it.
-    #[serde(default = "default_max_grad_norm")]
     pub max_grad_norm: f64,
 }
 
-fn default_betas() -> [f64; 2] {
-    [0.9, 0.999]
-}
-
-fn default_weight_decay() -> f64 {
-    1e-4
-}
-
-fn default_epsilon() -> f64 {
-    1e-8
-}
-
-fn default_max_grad_norm() -> f64 {
-    1.0
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self { learning_rate: 1e-4, betas: [0.9, 0.999], weight_decay: 1e-4, epsilon: 1e-8, max_grad_norm: 1.0 }
+    }
 }
 
 /// The optimizer's state: two moments per trainable weight, in the order of the set.
@@ -116,6 +102,15 @@ impl GradientSum {
                     Some(sum) => sum + gradient,
                 });
             }
+        }
+    }
+
+    /// Sums over ranks.
+    pub fn all_reduce(&mut self, collective: &dyn crate::collective::Collective) {
+        let mut present: Vec<Tensor<1>> = self.sums.iter().flatten().cloned().collect();
+        collective.all_reduce_sum(&mut present);
+        for (sum, reduced) in self.sums.iter_mut().filter(|sum| sum.is_some()).zip(present) {
+            *sum = Some(reduced);
         }
     }
 

@@ -9,8 +9,8 @@ fn measure() {
     let config = TransformerConfig { patch_size: [1,2,2], num_attention_heads: 6, attention_head_dim: 32, in_channels: 16, out_channels: 16, text_dim: 128, freq_dim: 256, ffn_dim: 768, num_layers: 6, cross_attn_norm: true, qk_norm: Some("rms_norm_across_heads".into()), eps: 1e-6, image_dim: None, added_kv_proj_dim: None, rope_max_seq_len: 1024 };
     let model = WanTransformer::new(config, Weights::random(0, &Device::flex()), DType::F32).unwrap();
     let key = |p, n: usize| grpo::Key { seed: 1, iteration: 0, prompt: p, rollout: 0, purpose: grpo::Purpose::Data }.normals(n);
-    for len in [12, 512] {
-    for (batch, side) in [(1, 8), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8), (64, 8), (1, 32), (4, 32)] {
+    for len in [12] {
+    for (batch, side) in [(1, 8), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8), (1, 16), (4, 16), (1, 32)] {
         let e = |p| Tensor::<1>::from_data(key(p, batch * len * 128).as_slice(), &Device::flex()).reshape([batch, len, 128]);
         let text = |p| PromptEmbeds { embeds: e(p), lengths: vec![len; batch], padded_length: 512 };
         let guided = GuidedText::new(&model, &text(1), Some(&text(2)), false);

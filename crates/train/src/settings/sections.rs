@@ -8,6 +8,10 @@ use grpo::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use crate::optimizer::AdamWConfig as OptimizerSettings;
+pub use wan::lora::LoraInit;
+pub use wan::solver::SolverKind as Solver;
+
 use super::PromptSource;
 
 /// `[model]`
@@ -114,33 +118,6 @@ pub enum PolicySettings {
     Full,
 }
 
-/// How the `A` matrices of adapters start, as PEFT's `init_lora_weights`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LoraInit {
-    /// Normal with standard deviation `1 / rank`.
-    #[default]
-    Gaussian,
-    /// Kaiming-uniform with a = sqrt(5): PEFT's default (`true`).
-    Kaiming,
-}
-
-/// `[optimizer]`: AdamW with gradient clipping.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimizerSettings {
-    /// Step size.
-    pub learning_rate: f64,
-    /// Decay of the first and second moments.
-    pub betas: [f64; 2],
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Gradients are scaled down to this global norm.
-    pub max_grad_norm: f64,
-}
-
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -187,17 +164,6 @@ pub struct EvalSettings {
     pub bootstrap: usize,
     /// Videos written before and after.
     pub videos: usize,
-}
-
-/// Solver of the probability-flow ODE.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Solver {
-    /// First order, as the rollouts.
-    #[default]
-    Euler,
-    /// UniPC multistep, as the Wan pipeline.
-    Unipc,
 }
 
 /// One `[[reward]]`
@@ -274,18 +240,6 @@ pub(super) mod default {
     }
     pub fn ema_every() -> usize {
         8
-    }
-}
-
-impl Default for OptimizerSettings {
-    fn default() -> Self {
-        OptimizerSettings {
-            learning_rate: 1e-4,
-            betas: [0.9, 0.999],
-            weight_decay: 1e-4,
-            epsilon: 1e-8,
-            max_grad_norm: 1.0,
-        }
     }
 }
 

@@ -1,0 +1,33 @@
+//! The verifier of the moving-shapes world.
+
+use crate::{Reward, RewardBreakdown, RewardError, Sample};
+use rayon::prelude::*;
+use shapes::Caption;
+
+/// How well a clip shows its caption, in [0, 1]; see [`shapes::score`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ShapesReward;
+
+impl Reward for ShapesReward {
+    fn name(&self) -> &str {
+        "shapes"
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
+        batch.par_iter().map(|sample| self.score_one(sample)).collect()
+    }
+}
+
+impl ShapesReward {
+    fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, RewardError> {
+        let caption: Caption = sample.prompt.parse().map_err(|error: shapes::CaptionError| RewardError {
+            reward: self.name().to_owned(),
+            prompt: sample.prompt.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let score = shapes::score(sample.frames, &caption);
+        let parts = [("color", score.color), ("shape", score.shape), ("motion", score.motion), ("object", score.object)];
+        let components = parts.map(|(name, value)| (name.to_owned(), f64::from(value))).into();
+        Ok(RewardBreakdown { value: f64::from(score.total), components })
+    }
+}

@@ -1,0 +1,121 @@
+//! One stochastic transition under the current policy. Rollout and replay both come through here.
+//!
+//! Legend: `B` samples, `C`, `F`, `H`, `W` latents, `D` = C F H W.
+
+use burn::tensor::{Tensor, TensorData};
+use grpo::{Schedule, Transition};
+use wan::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
+use wan::text::PromptEmbeds;
+use wan::weights::to_floats;
+
+use crate::policy::Policy;
+
+/// The prompts of a batch of samples, and how strongly they guide.
+#[derive(Debug, Clone)]
+pub struct Conditioning {
+    /// The distinct prompts [P, L, D].
+    pub prompts: PromptEmbeds,
+    /// The negative prompt [1, L, D], or one per prompt; not used at scale 1.
+    pub negative: Option<PromptEmbeds>,
+    /// Which prompt each of the B samples has.
+    pub prompt_of: Vec<usize>,
+    /// Classifier-free guidance; 1 is off.
+    pub guidance_scale: f64,
+}
+
+impl Conditioning {
+    /// The guided velocity under the policy's present weights, with the text's keys and values computed once.
+    pub fn velocity<'a>(&self, policy: &'a Policy, record: bool) -> GuidedVelocity<'a> {
+        let negative = self.negative.as_ref().filter(|_| self.guidance_scale != 1.0);
+        let text = GuidedText::new(&policy.transformer, &self.prompts, negative, record);
+        let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * TYPICAL_TOKENS);
+        GuidedVelocity::new(&policy.transformer, &text, &self.prompt_of, self.guidance_scale, batching)
+    }
+
+    /// The conditioning of some of the samples.
+    pub fn select(&self, samples: &[usize]) -> Self {
+        Self { prompt_of: samples.iter().map(|&i| self.prompt_of[i]).collect(), ..self.clone() }
+    }
+}
+
+/// Tokens of a small clip; from about 80 such samples on, the two branches run one after the other.
+const TYPICAL_TOKENS: usize = 48;
+
+/// The recorded transitions of a batch of samples, one each.
+#[derive(Debug, Clone)]
+pub struct TransitionBatch {
+    /// x at the step [B, C, F, H, W].
+    pub latents: Tensor<5>,
+    /// x' that was drawn.
+    pub next_latents: Tensor<5>,
+    /// v during the rollout, if known.
+    pub old_velocity: Option<Tensor<5>>,
+    /// The step of each sample.
+    pub steps: Vec<usize>,
+    /// log_prob of x' during the rollout.
+    pub old_log_probs: Vec<f64>,
+    /// Advantage of each sample.
+    pub advantages: Vec<f64>,
+    /// Prompts and guidance.
+    pub conditioning: Conditioning,
+}
+
+/// A transition evaluated under the present weights; recorded if asked for.
+#[derive(Debug)]
+pub struct Replayed {
+    /// v [B, C, F, H, W].
+    pub velocity: Tensor<5>,
+    /// mean over D of (x' - a x - b v)^2 [B].
+    pub mean_square_residual: Tensor<1>,
+    /// log_prob of x' (mean over D).
+    pub log_probs: Vec<f64>,
+}
+
+impl TransitionBatch {
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Evaluates the transitions under the policy's present weights.
+    pub fn replay(&self, policy: &Policy, schedule: &Schedule, transitions: &[Transition], record: bool) -> Replayed {
+        let timesteps: Vec<f64> = self.steps.iter().map(|&step| schedule.timestep(step)).collect();
+        let latents = if record { self.latents.clone().autodiff() } else { self.latents.clone() };
+        let velocity = self.conditioning.velocity(policy, record).velocity(latents, &timesteps);
+        evaluate(&self.latents, velocity, &self.next_latents, transitions)
+    }
+}
+
+/// The affine Gaussian of each sample applied to (x, v): `a x + b v`.
+pub fn transition_mean(latents: &Tensor<5>, velocity: &Tensor<5>, transitions: &[Transition]) -> Tensor<5> {
+    let a = column(latents, transitions.iter().map(|t| t.latents_coef));
+    let b = column(latents, transitions.iter().map(|t| t.velocity_coef));
+    latents.clone() * a + velocity.clone() * b
+}
+
+/// `log_prob = -ms / (2 std^2) - ln std - 1/2 ln 2 pi`, `ms = mean (x' - a x - b v)^2` over the D elements of a sample.
+pub fn evaluate(latents: &Tensor<5>, velocity: Tensor<5>, next_latents: &Tensor<5>, transitions: &[Transition]) -> Replayed {
+    let residual = next_latents.clone() - transition_mean(latents, &velocity, transitions);
+    let mean_square_residual = mean_square(residual);
+    let squares = to_floats(mean_square_residual.clone());
+    let log_probs = squares.iter().zip(transitions).map(|(&ms, t)| t.log_prob(f64::from(ms))).collect();
+    Replayed { velocity, mean_square_residual, log_probs }
+}
+
+/// [B, C, F, H, W] -> mean of the squares per sample [B].
+pub fn mean_square(x: Tensor<5>) -> Tensor<1> {
+    let [batch, c, f, h, w] = x.dims();
+    (x.clone() * x).reshape([batch, c * f * h * w]).mean_dim(1).reshape([batch])
+}
+
+/// One scalar per sample, [B, 1, 1, 1, 1].
+pub fn column(like: &Tensor<5>, values: impl Iterator<Item = f64>) -> Tensor<5> {
+    let values: Vec<f32> = values.map(|v| v as f32).collect();
+    let shape = [values.len(), 1, 1, 1, 1];
+    Tensor::from_data(TensorData::new(values, shape), &like.device().inner())
+}

@@ -1,0 +1,136 @@
+//! From noise to videos' latents, one stochastic step on the way.
+
+use crate::policy::Policy;
+use crate::replay::{Conditioning, TransitionBatch, column, evaluate, transition_mean};
+use burn::tensor::{Tensor, TensorData};
+use grpo::{NoiseLevel, Schedule, StepPlan, Transition};
+
+/// What a batch of rollouts starts from.
+pub struct Start<'a> {
+    /// x at sigma_0 [B, C, F, H, W].
+    pub latents: Tensor<5>,
+    /// Prompts and guidance.
+    pub conditioning: Conditioning,
+    /// The steps of each sample.
+    pub plans: &'a [StepPlan],
+    /// eps of (sample, step): D standard normal deviates, a function of its arguments.
+    pub step_noise: &'a dyn Fn(usize, usize) -> Vec<f32>,
+}
+
+/// Finished rollouts.
+pub struct Rollouts {
+    /// x at sigma = 0 [B, C, F, H, W].
+    pub latents: Tensor<5>,
+    /// The trained transitions: entry `n` has the n-th trained step of every sample that has so many. Their advantages are
+    /// not known yet.
+    pub transitions: Vec<TransitionBatch>,
+    /// mean over stochastic transitions of `(x' - mean)^2 / std^2`: 1 up to sampling error if the step really is stochastic.
+    pub noise_power: f64,
+}
+
+/// Runs all steps. Every step is x' = a x + b v + std eps, per sample; deterministic ones have std = 0.
+pub fn rollout(policy: &Policy, schedule: &Schedule, noise_level: &NoiseLevel, start: Start<'_>) -> Rollouts {
+    let velocity_of = start.conditioning.velocity(policy, false);
+    let mut latents = start.latents.clone();
+    let mut recorder = Recorder::default();
+    for step in 0..schedule.num_steps() {
+        let timesteps = vec![schedule.timestep(step); start.plans.len()];
+        let velocity = velocity_of.velocity(latents.clone(), &timesteps);
+        let transitions: Vec<Transition> = start.plans.iter().map(|plan| transition(plan, schedule, noise_level, step)).collect();
+        let next = draw(&latents, &velocity, &transitions, step, start.step_noise);
+        recorder.record(step, &start, &transitions, [&latents, &velocity, &next]);
+        latents = next;
+    }
+    Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches(&start.conditioning) }
+}
+
+/// The law of one step of one rollout.
+fn transition(plan: &StepPlan, schedule: &Schedule, noise_level: &NoiseLevel, step: usize) -> Transition {
+    if plan.is_stochastic(step) { Transition::stochastic(schedule, noise_level, step) } else { Transition::ode(schedule, step) }
+}
+
+/// x' = a x + b v + std eps
+fn draw(latents: &Tensor<5>, velocity: &Tensor<5>, transitions: &[Transition], step: usize, noise: &dyn Fn(usize, usize) -> Vec<f32>) -> Tensor<5> {
+    let mean = transition_mean(latents, velocity, transitions);
+    if transitions.iter().all(|t| t.std == 0.0) {
+        return mean;
+    }
+    let elements = latents.shape().num_elements() / transitions.len();
+    let noise_of = |(sample, t): (usize, &Transition)| if t.std == 0.0 { vec![0.0; elements] } else { noise(sample, step) };
+    let eps: Vec<f32> = transitions.iter().enumerate().flat_map(noise_of).collect();
+    let eps: Tensor<5> = Tensor::from_data(TensorData::new(eps, latents.dims()), &latents.device());
+    mean + eps * column(latents, transitions.iter().map(|t| t.std))
+}
+
+/// One sample's transition.
+struct Recorded {
+    sample: usize,
+    step: usize,
+    log_prob: f64,
+    /// x, v, x' [1, C, F, H, W]
+    tensors: [Tensor<5>; 3],
+}
+
+/// Collects the trained transitions while the rollout runs.
+#[derive(Default)]
+struct Recorder {
+    /// `slots[n]`: the n-th trained transition of each sample.
+    slots: Vec<Vec<Recorded>>,
+    taken: Vec<usize>,
+    power: (f64, usize),
+}
+
+impl Recorder {
+    fn record(&mut self, step: usize, start: &Start<'_>, transitions: &[Transition], [x, v, next]: [&Tensor<5>; 3]) {
+        self.taken.resize(start.plans.len(), 0);
+        if transitions.iter().all(|t| t.std == 0.0) {
+            return;
+        }
+        // deterministic samples of the batch have no density: evaluate them with any std, and ignore the result
+        let lawful = |t: &Transition| if t.std == 0.0 { Transition { std: 1.0, ..*t } } else { *t };
+        let lawful: Vec<Transition> = transitions.iter().map(lawful).collect();
+        let replayed = evaluate(x, v.clone(), next, &lawful);
+        let squares = wan::weights::to_floats(replayed.mean_square_residual);
+        for (sample, plan) in start.plans.iter().enumerate().filter(|(_, plan)| plan.is_stochastic(step)) {
+            self.power.0 += f64::from(squares[sample]) / transitions[sample].std.powi(2);
+            self.power.1 += 1;
+            if plan.is_trained(step) {
+                let tensors = [x, v, next].map(|t| t.clone().narrow(0, sample, 1));
+                self.push(Recorded { sample, step, log_prob: replayed.log_probs[sample], tensors });
+            }
+        }
+    }
+
+    fn push(&mut self, recorded: Recorded) {
+        let slot = self.taken[recorded.sample];
+        self.taken[recorded.sample] += 1;
+        if self.slots.len() <= slot {
+            self.slots.push(Vec::new());
+        }
+        self.slots[slot].push(recorded);
+    }
+
+    fn noise_power(&self) -> f64 {
+        self.power.0 / self.power.1.max(1) as f64
+    }
+
+    fn batches(self, conditioning: &Conditioning) -> Vec<TransitionBatch> {
+        self.slots.into_iter().map(|slot| batch(slot, conditioning)).collect()
+    }
+}
+
+/// The transitions of a slot in the order of the samples, so that a replay sees them in the rollout's batch order.
+fn batch(mut slot: Vec<Recorded>, conditioning: &Conditioning) -> TransitionBatch {
+    slot.sort_by_key(|recorded| recorded.sample);
+    let stack = |i: usize| Tensor::cat(slot.iter().map(|recorded| recorded.tensors[i].clone()).collect(), 0);
+    let samples: Vec<usize> = slot.iter().map(|recorded| recorded.sample).collect();
+    TransitionBatch {
+        latents: stack(0),
+        old_velocity: Some(stack(1)),
+        next_latents: stack(2),
+        steps: slot.iter().map(|recorded| recorded.step).collect(),
+        old_log_probs: slot.iter().map(|recorded| recorded.log_prob).collect(),
+        advantages: vec![0.0; samples.len()],
+        conditioning: conditioning.select(&samples),
+    }
+}

@@ -1,0 +1,150 @@
+//! One optimizer step: replay -> loss -> backward -> clip -> AdamW -> EMA.
+
+use crate::collective::Collective;
+use crate::optimizer::{AdamW, Ema, GradientSum};
+use crate::policy::Policy;
+use crate::replay::{Replayed, TransitionBatch, mean_square};
+use burn::tensor::{Tensor, TensorData};
+use grpo::{ClippedLoss, LossTerm, LossWeights, NoiseLevel, RatioKind, RatioNormalisation, Schedule, Transition};
+use serde::Serialize;
+use wan::weights::to_floats;
+
+/// What turns log-probabilities into a loss.
+#[derive(Debug, Clone)]
+pub struct Objective {
+    /// The grid.
+    pub schedule: Schedule,
+    /// The noise of stochastic steps.
+    pub noise_level: NoiseLevel,
+    /// Weight of each step's loss.
+    pub weights: LossWeights,
+    /// Clipping and KL.
+    pub loss: ClippedLoss,
+    /// Plain or normalised ratio.
+    pub ratio: RatioKind,
+}
+
+/// What one update did.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct UpdateMetrics {
+    /// log_prob of every transition under the weights before the update.
+    pub log_prob: Vec<f64>,
+    /// Probability ratio of every transition.
+    pub ratio: Vec<f64>,
+    /// Mean loss.
+    pub loss: f64,
+    /// Mean KL to the reference policy (0 unless `kl_beta` is set).
+    pub kl: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Share of transitions whose ratio is outside the clip range.
+    pub clip_fraction: f64,
+}
+
+impl UpdateMetrics {
+    /// max |ratio - 1|
+    pub fn ratio_deviation(&self) -> f64 {
+        self.ratio.iter().map(|r| (r - 1.0).abs()).fold(0.0, f64::max)
+    }
+}
+
+impl Objective {
+    /// The laws of a batch's transitions.
+    pub fn transitions(&self, steps: &[usize]) -> Vec<Transition> {
+        steps.iter().map(|&step| Transition::stochastic(&self.schedule, &self.noise_level, step)).collect()
+    }
+
+    /// Replays a batch with a graph and backpropagates its share of `1/count sum_i loss_i`.
+    ///
+    /// The loss is a function of few scalars, so it is computed in f64; what enters the graph is
+    /// `sum_i d loss/d log_prob_i * d log_prob_i/d ms_i * ms_i`, whose gradient is that of the loss.
+    pub fn backward(&self, policy: &Policy, batch: &TransitionBatch, count: usize, gradients: &mut GradientSum, metrics: &mut UpdateMetrics) {
+        let transitions = self.transitions(&batch.steps);
+        let replayed = batch.replay(policy, &self.schedule, &transitions, true);
+        let change = self.velocity_change(batch, &replayed);
+        let terms = self.terms(batch, &replayed, &transitions, change.as_ref());
+        let scale = 1.0 / count as f64;
+        let slopes = terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.log_prob_slope());
+        let mut surrogate = weighted_sum(&replayed.mean_square_residual, slopes);
+        if let Some(change) = &change {
+            // the normalised ratio also depends on v through its drift lambda^2/2 ms(v - v_old)
+            surrogate = surrogate + weighted_sum(change, terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.kl(1.0)));
+        }
+        if self.loss.kl_beta > 0.0 {
+            let distance = self.reference_distance(policy, batch, &replayed);
+            let kl: Vec<f64> = to_floats(distance.clone()).iter().zip(&transitions).map(|(&ms, t)| t.kl(f64::from(ms))).collect();
+            metrics.kl += scale * kl.iter().sum::<f64>();
+            metrics.loss += scale * kl.iter().map(|&kl| self.loss.kl_term(kl)).sum::<f64>();
+            surrogate = surrogate + weighted_sum(&distance, transitions.iter().map(|t| scale * self.loss.kl_beta * t.kl(1.0)));
+        }
+        gradients.add(policy.params(), &surrogate.backward());
+        metrics.loss += scale * terms.iter().map(|term| term.loss).sum::<f64>();
+        metrics.clip_fraction += scale * terms.iter().filter(|term| term.clipped).count() as f64;
+        metrics.ratio.extend(terms.iter().map(|term| term.ratio));
+        metrics.log_prob.extend(&replayed.log_probs);
+    }
+
+    /// mean over D of (v - v_old)^2 [B], where the ratio needs it.
+    fn velocity_change(&self, batch: &TransitionBatch, replayed: &Replayed) -> Option<Tensor<1>> {
+        let old = batch.old_velocity.as_ref().filter(|_| self.ratio == RatioKind::Normalised)?;
+        Some(mean_square(replayed.velocity.clone() - old.clone()))
+    }
+
+    fn terms(&self, batch: &TransitionBatch, replayed: &Replayed, transitions: &[Transition], change: Option<&Tensor<1>>) -> Vec<LossTerm> {
+        let change = change.map_or(vec![0.0; batch.len()], |change| to_floats(change.clone()));
+        let kind = if batch.old_velocity.is_some() { self.ratio } else { RatioKind::Plain };
+        (0..batch.len())
+            .map(|i| {
+                let normalisation = RatioNormalisation::new(kind, &transitions[i], f64::from(change[i]));
+                let weight = self.weights.weight(batch.steps[i]);
+                self.loss.normalised_term(replayed.log_probs[i], batch.old_log_probs[i], batch.advantages[i], weight, normalisation)
+            })
+            .collect()
+    }
+
+    /// mean over D of (v - v_ref)^2 [B]; the KL to the reference is lambda^2/2 times that.
+    fn reference_distance(&self, policy: &Policy, batch: &TransitionBatch, replayed: &Replayed) -> Tensor<1> {
+        let transitions = self.transitions(&batch.steps);
+        let reference = policy.with_reference(|| batch.replay(policy, &self.schedule, &transitions, false));
+        mean_square(replayed.velocity.clone() - reference.velocity)
+    }
+}
+
+/// One update over all `batches` (micro-batches of one update).
+pub fn update(
+    policy: &Policy,
+    optimizer: &mut AdamW,
+    ema: Option<&mut Ema>,
+    objective: &Objective,
+    batches: &[TransitionBatch],
+    collective: &dyn Collective,
+) -> UpdateMetrics {
+    let (mut gradients, mut metrics) = accumulate(policy, objective, batches);
+    gradients.all_reduce(collective);
+    metrics.grad_norm = gradients.clip(optimizer.config.max_grad_norm);
+    optimizer.step(policy.params(), &gradients);
+    if let Some(ema) = ema {
+        ema.update(policy.params());
+    }
+    metrics
+}
+
+/// Gradient of the mean loss over all transitions of `batches`, before clipping. Samples without advantage stay in the
+/// denominator (Deviation D5, docs/deviations.md).
+pub fn accumulate(policy: &Policy, objective: &Objective, batches: &[TransitionBatch]) -> (GradientSum, UpdateMetrics) {
+    let mut gradients = GradientSum::new(policy.params());
+    let mut metrics = UpdateMetrics::default();
+    let count = batches.iter().map(TransitionBatch::len).sum();
+    for batch in batches {
+        objective.backward(policy, batch, count, &mut gradients, &mut metrics);
+    }
+    (gradients, metrics)
+}
+
+/// sum_i w_i x_i, with constant w.
+fn weighted_sum(x: &Tensor<1>, weights: impl Iterator<Item = f64>) -> Tensor<1> {
+    let weights: Vec<f32> = weights.map(|w| w as f32).collect();
+    let count = weights.len();
+    let weights: Tensor<1> = Tensor::from_data(TensorData::new(weights, [count]), &x.device().inner());
+    (x.clone() * weights).sum()
+}
