@@ -1,1 +1,50 @@
-fn main() {}
+//! `flash-grpo`, the command.
+//!
+//! Every subcommand is one file of [`commands`]; this file only dispatches and reports errors.
+// A command talks to its user: results go to stdout, everything else to stderr.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod commands;
+mod outputs;
+mod progress;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Large temporaries come and go with every operation: an allocator that keeps them saves page faults.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// What a user can put right: input, files, settings. (clap uses the same code for the command line.)
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", message(&error));
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    match args.command {
+        Command::Sample(args) => commands::sample::run(&args),
+    }
+}
+
+/// The chain of causes as `{:#}` prints it, without causes that the text before already tells.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
+}

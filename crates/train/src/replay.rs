@@ -50,6 +50,8 @@ pub struct TransitionBatch {
     pub next_latents: Tensor<5>,
     /// v during the rollout, if known.
     pub old_velocity: Option<Tensor<5>>,
+    /// Which sample of the rollout batch each entry is.
+    pub samples: Vec<usize>,
     /// The step of each sample.
     pub steps: Vec<usize>,
     /// log_prob of x' during the rollout.
@@ -80,6 +82,27 @@ impl TransitionBatch {
     /// Whether there is no sample.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
+    }
+
+    /// The same transitions with the advantages of the rollout batch's samples.
+    pub fn with_advantages(&self, of_samples: &[f64]) -> Self {
+        Self { advantages: self.samples.iter().map(|&sample| of_samples[sample]).collect(), ..self.clone() }
+    }
+
+    /// Entries `from..to` alone.
+    pub fn range(&self, from: usize, to: usize) -> Self {
+        let narrow = |x: &Tensor<5>| x.clone().narrow(0, from, to - from);
+        let entries: Vec<usize> = (from..to).collect();
+        Self {
+            latents: narrow(&self.latents),
+            next_latents: narrow(&self.next_latents),
+            old_velocity: self.old_velocity.as_ref().map(narrow),
+            samples: self.samples[from..to].to_vec(),
+            steps: self.steps[from..to].to_vec(),
+            old_log_probs: self.old_log_probs[from..to].to_vec(),
+            advantages: self.advantages[from..to].to_vec(),
+            conditioning: self.conditioning.select(&entries),
+        }
     }
 
     /// Evaluates the transitions under the policy's present weights.

@@ -132,5 +132,6 @@ fn batch(mut slot: Vec<Recorded>, conditioning: &Conditioning) -> TransitionBatc
         old_log_probs: slot.iter().map(|recorded| recorded.log_prob).collect(),
         advantages: vec![0.0; samples.len()],
         conditioning: conditioning.select(&samples),
+        samples,
     }
 }

@@ -99,6 +99,7 @@ impl Case {
             latents: self.tensor("sde.x"),
             next_latents: self.tensor("sde.prev"),
             old_velocity: None,
+            samples: (0..SAMPLES).collect(),
             steps: (0..SAMPLES).map(|i| steps[i / PER_PROMPT] as usize).collect(),
             old_log_probs: self.values("old_logp"),
             advantages: self.values("advantages").into_iter().map(|a| a * scale).collect(),

@@ -24,8 +24,9 @@ pub enum GuidanceBatching {
     InTurn,
 }
 
-/// Tokens of one branch (B x L) from which on a single batch no longer helps.
-const MAX_TOKENS_TOGETHER: usize = 4096;
+/// Tokens of one branch (B x L) beyond which a single batch loses more to memory traffic than it saves in calls (measured on
+/// two cores: 10 % faster at 100 tokens, equal at 600, 20 % slower at 2,500).
+const MAX_TOKENS_TOGETHER: usize = 512;
 
 impl GuidanceBatching {
     /// The choice that suits a branch of `tokens` = B x L tokens.

@@ -2,6 +2,7 @@
 //!
 //! Legend: `B` batch, `L` tokens, `D` features.
 
+use crate::ops::{self, LowRank, Modulation};
 use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::{DType, Tensor};
@@ -98,19 +99,26 @@ impl Linear {
         let rows = dims[..R - 1].iter().product();
         let weight = self.weight.suit(&x);
         let flat = cast(x, weight.dtype()).reshape([rows, in_features]);
-        let mut y = flat.clone().matmul(weight.transpose());
-        if let Some(bias) = &self.bias {
-            y = y + bias.suit(&flat).unsqueeze::<2>();
-        }
-        if let Some(adapter) = self.adapter.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            // y = W x + scale B A x
-            let (a, b) = (adapter.a.suit(&flat), adapter.b.suit(&flat));
-            let low = cast(flat, a.dtype()).matmul(a.transpose()).matmul(b.transpose()).mul_scalar(adapter.scale);
-            y = y.clone() + cast(low, y.dtype());
-        }
+        let bias = self.bias.as_ref().map(|bias| bias.suit(&flat));
+        let adapter = self.adapter.read().unwrap_or_else(PoisonError::into_inner);
+        let adapter = adapter.as_ref().map(|adapter| LowRank { a: adapter.a.suit(&flat), b: adapter.b.suit(&flat), scale: adapter.scale });
+        let y = if ops::supports(&flat) { ops::linear(flat, weight, bias, adapter) } else { adapted_linear(flat, weight, bias, adapter) };
         dims[R - 1] = y.dims()[1];
         y.reshape(dims)
     }
+}
+
+/// y = W x + b + scale B A x, from the engine's operations; the adapter in its own dtype.
+fn adapted_linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, adapter: Option<LowRank>) -> Tensor<2> {
+    let mut y = x.clone().matmul(weight.transpose());
+    if let Some(bias) = bias {
+        y = y + bias.unsqueeze::<2>();
+    }
+    if let Some(LowRank { a, b, scale }) = adapter {
+        let low = cast(x, a.dtype()).matmul(a.transpose()).matmul(b.transpose()).mul_scalar(scale);
+        y = y.clone() + cast(low, y.dtype());
+    }
+    y
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
@@ -124,6 +132,12 @@ impl RmsNorm {
     /// A norm over `dim` features.
     pub fn new(w: &Weights, dim: usize, eps: f64) -> Self {
         Self { weight: w.param("weight", [dim], Init::Ones), eps }
+    }
+
+    /// The norm of x [B, L, D], then the rotation by `angles` as [`ops::rms_norm_rotate`] has it; only where [`ops::supports`] x.
+    pub fn forward_and_rotate(&self, x: Tensor<3>, angles: Option<(Tensor<4>, Tensor<4>)>) -> Tensor<3> {
+        let weight = self.weight.suit(&x);
+        ops::rms_norm_rotate(x, weight, angles, self.eps)
     }
 
     /// x [.., D] -> same, in the dtype of `x`.
@@ -148,6 +162,19 @@ pub fn layer_norm<const R: usize>(x: Tensor<R>, eps: f64) -> Tensor<R> {
     centred * var.add_scalar(eps).sqrt().recip()
 }
 
+/// Layer norm of x [B, L, D] with scale and shift [B, S, D] or [1, 1, D], in f32.
+///
+/// ```text
+/// LN(x) (offset + scale) + shift
+/// ```
+pub fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, modulation: Modulation) -> Tensor<3> {
+    if ops::supports(&x) && ops::supports(&scale) {
+        return ops::modulated_norm(x, scale, shift, modulation);
+    }
+    let scale = if modulation.offset == 0.0 { scale } else { scale.add_scalar(modulation.offset) };
+    layer_norm(x, modulation.eps) * scale + shift
+}
+
 /// Changes the dtype if it differs.
 pub fn cast<const R: usize>(x: Tensor<R>, dtype: DType) -> Tensor<R> {
     if x.dtype() == dtype {
@@ -163,6 +190,9 @@ pub fn cast<const R: usize>(x: Tensor<R>, dtype: DType) -> Tensor<R> {
 
 /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, the GELU of Wan and UMT5, written with one sigmoid; computed in f32.
 pub fn gelu_tanh<const R: usize>(x: Tensor<R>) -> Tensor<R> {
+    if ops::supports(&x) {
+        return ops::gelu_tanh(x);
+    }
     let dtype = x.dtype();
     let x = cast(x, DType::F32);
     // 0.5 (1 + tanh(u)) = sigmoid(2u)

@@ -3,6 +3,7 @@
 
 pub mod error;
 pub mod layers;
+pub mod ops;
 pub mod param;
 pub mod weights;
 

@@ -2,8 +2,10 @@
 //! gradients.
 
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use proptest::prelude::*;
 use std::collections::HashMap;
 use std::path::PathBuf;
+use wan::vae::causal_conv::{Fusion, Geometry, conv3d, conv3d_of_engine};
 use wan::vae::{AutoencoderKlWan, Posterior, Tiling, VaeConfig};
 use wan::weights::WeightFiles;
 
@@ -262,6 +264,98 @@ fn loss(vae: &AutoencoderKlWan, video: &Tensor<5>) -> f64 {
     squared.iter().map(|v| f64::from(*v)).sum::<f64>() / squared.len() as f64
 }
 
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let vae = AutoencoderKlWan::random(VaeConfig { base_dim: 8, ..small_config() }, 3, &Device::flex()).expect("config");
+    vae.params.set_trainable(true);
+    let video = noise([3, 3, 5, 16, 24]);
+    let with = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        pool.install(|| loss_and_gradients(&vae, &video))
+    };
+    let one = with(1);
+    assert!(one == with(2) && one == with(5));
+}
+
+/// A convolution and the tensors it works on.
+#[derive(Debug, Clone)]
+struct Case {
+    x: [usize; 5],
+    outputs: usize,
+    kernel: [usize; 3],
+    geometry: Geometry,
+    activated: bool,
+    residual: bool,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let axis = (1..=3usize, 1..=2usize).prop_flat_map(|(k, stride)| (Just(k), Just(stride), 0..k, 0..k));
+    let sizes = (1..=3usize, 2..=11usize, 1..=4usize, 1..=9usize, 1..=20usize);
+    let case = (sizes, 1..=11usize, [axis.clone(), axis.clone(), axis], 1..=2usize, any::<[bool; 2]>());
+    case.prop_filter_map("the kernel fits", |((b, c, f, h, w), outputs, axes, enlarge, [activated, residual])| {
+        let size = [f, h * enlarge, w * enlarge];
+        let fits = (0..3).all(|i| axes[i].0 <= size[i] + axes[i].2 + axes[i].3);
+        let geometry = Geometry { stride: axes.map(|a| a.1), padding: axes.map(|a| (a.2, a.3)), enlarge };
+        let activated = activated && enlarge == 1;
+        fits.then(|| Case { x: [b, c, f, h, w], outputs, kernel: axes.map(|a| a.0), geometry, activated, residual })
+    })
+}
+
+type Convolution = fn(Tensor<5>, Tensor<5>, Tensor<1>, Geometry, Fusion) -> Tensor<5>;
+
+/// Output, and the gradients of x, weight, bias, gain and residual, for a loss whose gradient is `upstream`.
+fn convolve(case: &Case, inputs: &[Tensor<1>], convolution: Convolution) -> Vec<Vec<f32>> {
+    let leaves: Vec<Tensor<1>> = inputs.iter().map(|t| t.clone().autodiff().require_grad()).collect();
+    let [_, channels, ..] = case.x;
+    let [kt, kh, kw] = case.kernel;
+    let weight = leaves[1].clone().reshape([case.outputs, channels, kt, kh, kw]);
+    let out = output_dims(case);
+    let gain = case.activated.then(|| leaves[3].clone());
+    let residual = case.residual.then(|| leaves[4].clone().reshape(out));
+    let fusion = Fusion { gain, residual };
+    let y = convolution(leaves[0].clone().reshape(case.x), weight, leaves[2].clone(), case.geometry, fusion);
+    assert_eq!(y.dims(), out);
+    let mut results = vec![values(&y)];
+    let grads = (y * inputs[5].clone().reshape(out)).sum().backward();
+    let used = [true, true, true, case.activated, case.residual];
+    for (leaf, _) in leaves.iter().zip(used).filter(|(_, used)| *used) {
+        let grad = leaf.grad(&grads).expect("a gradient");
+        results.push(grad.into_data().try_into_vec().expect("f32"));
+    }
+    results
+}
+
+fn output_dims(case: &Case) -> [usize; 5] {
+    let [b, _, f, h, w] = case.x;
+    let size = [f, h * case.geometry.enlarge, w * case.geometry.enlarge];
+    let out = |i: usize| {
+        let (before, after) = case.geometry.padding[i];
+        (size[i] + before + after - case.kernel[i]) / case.geometry.stride[i] + 1
+    };
+    [b, case.outputs, out(0), out(1), out(2)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn our_convolution_and_its_gradients_equal_the_engines(case in cases()) {
+        let count = |dims: &[usize]| dims.iter().product::<usize>();
+        let out = count(&output_dims(&case));
+        let weight = case.outputs * case.x[1] * count(&case.kernel);
+        let sizes = [count(&case.x), weight, case.outputs, case.x[1], out, out];
+        let inputs = sizes.map(|size| noise([size]));
+        let ours = convolve(&case, &inputs, conv3d);
+        let engines = convolve(&case, &inputs, conv3d_of_engine);
+        let scale = |v: &[f32]| v.iter().fold(1e-3_f32, |m, v| m.max(v.abs()));
+        for (which, (ours, engines)) in ours.iter().zip(&engines).enumerate() {
+            prop_assert_eq!(ours.len(), engines.len());
+            let error = ours.iter().zip(engines).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs())) / scale(engines);
+            prop_assert!(error < 1e-4, "result {}: {:e}", which, error);
+        }
+    }
+}
+
 /// Multiply-adds, counted as two, of the convolutions of a clip of 9 frames of 64x64: (encode, decode).
 fn flops(config: &VaeConfig) -> (f64, f64) {
     let conv = |i: usize, o: usize, taps: usize, positions: usize| (2 * i * o * taps * positions) as f64;
@@ -300,35 +394,91 @@ fn flops(config: &VaeConfig) -> (f64, f64) {
     (encode + middle(channels, p) + conv(channels, 2 * z, 27, p), decode + middle(channels, p) + conv(z, channels, 27, p))
 }
 
+/// Seconds of processor time of this process, all threads.
+fn processor_time() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields = stat.rsplit(')').next().map(|rest| rest.split_whitespace().collect::<Vec<_>>()).expect("fields");
+    let ticks = |i: usize| fields[i].parse::<f64>().expect("ticks");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
 /// `cargo test --release -p wan --test vae -- --ignored speed --nocapture`
 #[test]
 #[ignore = "a measurement"]
 #[allow(clippy::print_stderr)]
 fn speed() {
-    let batch = 16;
-    let best = |f: &mut dyn FnMut()| {
+    const BATCH: usize = 2;
+    /// Wall and processor milliseconds per clip.
+    fn measure(mut f: impl FnMut()) -> (f64, f64) {
         f();
-        let time = |f: &mut dyn FnMut()| {
+        let (start, processor, mut best, mut runs) = (std::time::Instant::now(), processor_time(), f64::INFINITY, 0.0);
+        while runs < 3.0 || start.elapsed().as_secs_f64() < 2.0 {
             let start = std::time::Instant::now();
             f();
-            start.elapsed().as_secs_f64()
-        };
-        (0..3).map(|_| time(f)).fold(f64::INFINITY, f64::min) / f64::from(batch)
-    };
-    eprintln!("64x64x9, batch {batch}; ms per clip (GFLOP/s of the convolutions)");
+            best = start.elapsed().as_secs_f64().min(best);
+            runs += 1.0;
+        }
+        let per_clip = 1e3 / BATCH as f64;
+        (best * per_clip, (processor_time() - processor) / runs * per_clip)
+    }
+    eprintln!("64x64x9, batch {BATCH}; ms per clip: wall, processor (GFLOP/s of the convolutions)");
     for (base_dim, num_res_blocks) in [(8, 1), (8, 2), (16, 1), (16, 2)] {
         let config = VaeConfig { base_dim, num_res_blocks, ..VaeConfig::default() };
         let (down, up) = flops(&config);
         let vae = AutoencoderKlWan::random(config, 1, &Device::flex()).expect("config");
-        let video = noise([batch as usize, 3, 9, 64, 64]);
+        let video = noise([BATCH, 3, 9, 64, 64]);
         let latents = vae.encode(video.clone()).mean;
-        let encode = best(&mut || drop(vae.encode(video.clone()).mean.into_data()));
-        let decode = best(&mut || drop(vae.decode_to_frames(latents.clone()).into_data()));
+        let encode = measure(|| drop(vae.encode(video.clone()).mean.into_data()));
+        let decode = measure(|| drop(vae.decode_to_frames(latents.clone()).into_data()));
         vae.params.set_trainable(true);
-        let train = best(&mut || drop(loss_and_gradients(&vae, &video)));
-        let rate = |time: f64, flops: f64| format!("{:.2} ({:.0})", time * 1e3, flops / time * 1e-9);
-        let train = rate(train, 3.0 * (down + up));
-        eprintln!("base {base_dim} blocks {num_res_blocks}: encode {} decode {} train {train}; params {}",
-            rate(encode, down), rate(decode, up), vae.params.num_elements());
+        let train = measure(|| drop(loss_and_gradients(&vae, &video)));
+        let text = |(wall, cpu): (f64, f64), flops: f64| format!("{wall:.1} {cpu:.1} ({:.0})", flops / wall * 1e-6);
+        eprintln!(
+            "base {base_dim} blocks {num_res_blocks}: encode {}, decode {}, train {}; {} parameters",
+            text(encode, down),
+            text(decode, up),
+            text(train, 3.0 * (down + up)),
+            vae.params.num_elements()
+        );
+    }
+}
+
+/// As [`speed`], for the layers of the decoder with 8 channels: forward, and forward with all gradients.
+#[test]
+#[ignore = "a measurement"]
+#[allow(clippy::print_stderr)]
+fn speed_of_convolutions() {
+    eprintln!("GFLOP/s of conv(silu(norm(x))), ours / engine's: forward, with gradients");
+    for (channels, outputs, side, frames) in [(8, 8, 64, 9), (16, 16, 32, 9), (32, 32, 16, 5), (32, 32, 8, 3), (8, 3, 64, 9)] {
+        let geometry = Geometry { stride: [1; 3], padding: [(2, 0), (1, 1), (1, 1)], enlarge: 1 };
+        let x = [4, channels, frames, side, side];
+        let case = Case { x, outputs, kernel: [3; 3], geometry, activated: true, residual: false };
+        let out = output_dims(&case).iter().product();
+        let sizes = [x.iter().product(), outputs * channels * 27, outputs, channels, out, out];
+        let inputs = sizes.map(|size| noise([size]));
+        let flops = (2 * 27 * channels * out) as f64;
+        let rate = |convolution: Convolution| {
+            let best = |f: &mut dyn FnMut()| {
+                let time = |f: &mut dyn FnMut()| {
+                    let start = std::time::Instant::now();
+                    f();
+                    start.elapsed().as_secs_f64()
+                };
+                (0..10).map(|_| time(f)).fold(f64::INFINITY, f64::min)
+            };
+            let weight = inputs[1].clone().reshape([outputs, channels, 3, 3, 3]);
+            let forward = best(&mut || {
+                let fusion = Fusion { gain: Some(inputs[3].clone()), residual: None };
+                let x = inputs[0].clone().reshape(x);
+                drop(convolution(x, weight.clone(), inputs[2].clone(), geometry, fusion));
+            });
+            let both = best(&mut || drop(convolve(&case, &inputs, convolution)));
+            [flops / forward * 1e-9, 3.0 * flops / both * 1e-9]
+        };
+        let (ours, engines) = (rate(conv3d), rate(conv3d_of_engine));
+        eprintln!(
+            "{channels}->{outputs} {side}x{side}x{frames}: {:.0} / {:.0}, {:.0} / {:.0}",
+            ours[0], engines[0], ours[1], engines[1]
+        );
     }
 }

@@ -8,16 +8,17 @@
 //! on its place among them, nor on threads, nor on the width of the vectors; the engine's own product promises none
 //! of this. The right operand is read in panels of [`PANEL`] columns, either packed ([`Packed`]) or in place.
 
-use super::rows::{vectorized, zeroed};
+use super::rows::vectorized;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// Columns of a panel of the right operand.
 pub const PANEL: usize = 32;
 
 /// Rows of one task: they are multiplied with all panels while they stay in the cache.
-const TASK_ROWS: usize = 48;
+pub const TASK_ROWS: usize = 48;
 
 /// Steps of k after which the sums go through memory, so that a panel stays in the cache.
 const DEPTH: usize = 1024;
@@ -66,7 +67,7 @@ impl<'a> Rhs<'a> {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([f32; 16]);
+struct Line(#[allow(dead_code, reason = "read through a pointer to floats")] [f32; 16]);
 
 /// A right operand [depth, columns] packed into panels, padded with zeros.
 pub struct Packed {
@@ -145,11 +146,28 @@ pub type Size = [usize; 3];
 ///
 /// # Panics
 /// If an operand is too short.
-pub fn multiply([rows, columns, depth]: Size, lhs: Lhs, rhs: Rhs, start: Start, out: &mut [f32], stride: usize) {
+pub fn multiply(size: Size, lhs: Lhs, rhs: Rhs, start: Start, out: &mut [f32], stride: usize) {
+    let [rows, columns, _] = size;
+    assert!(rows == 0 || out.len() >= (rows - 1) * stride + columns && stride >= columns, "output for {rows} x {columns}");
+    multiply_at(size, lhs, rhs, start, Out { data: out.as_mut_ptr(), stride, part: PhantomData });
+}
+
+/// The product on this thread as the first values of `out`, which it returns.
+///
+/// # Panics
+/// If an operand is too short, or `start` is what the output holds.
+pub fn multiply_new<'a>(size: Size, lhs: Lhs, rhs: Rhs, start: Start, out: &'a mut [MaybeUninit<f32>]) -> &'a mut [f32] {
+    let [rows, columns, _] = size;
+    assert!(out.len() == rows * columns && !matches!(start, Start::Existing), "new output for {rows} x {columns}");
+    multiply_at(size, lhs, rhs, start, Out { data: out.as_mut_ptr().cast(), stride: columns, part: PhantomData });
+    // SAFETY: all rows and columns have just been written.
+    unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) }
+}
+
+fn multiply_at([rows, columns, depth]: Size, lhs: Lhs, rhs: Rhs, start: Start, out: Out) {
     if rows == 0 || columns == 0 {
         return;
     }
-    assert!(out.len() >= (rows - 1) * stride + columns && stride >= columns, "output of {} for {rows} x {columns}", out.len());
     if let Start::Row(row) = start {
         assert_eq!(row.len(), columns, "start row");
     }
@@ -158,7 +176,6 @@ pub fn multiply([rows, columns, depth]: Size, lhs: Lhs, rhs: Rhs, start: Start, 
         let panels = columns.div_ceil(PANEL);
         assert!(rhs.data.len() >= (panels - 1) * rhs.panel + (depth - 1) * rhs.row + PANEL, "right operand");
     }
-    let out = Out { data: out.as_mut_ptr(), stride, part: PhantomData };
     pulp::Arch::new().dispatch(Multiply { size: [rows, columns, depth], lhs, rhs, start, out });
 }
 
@@ -172,9 +189,9 @@ pub fn multiply_parallel([rows, columns, depth]: Size, lhs: Lhs, rhs: Rhs, start
         return multiply_columns([rows, columns, depth], lhs, rhs, start);
     }
     let spare = &mut out.spare_capacity_mut()[..rows * columns];
-    let task = |(i, out): (usize, &mut [std::mem::MaybeUninit<f32>])| {
+    let task = |(i, out): (usize, &mut [MaybeUninit<f32>])| {
         let lhs = Lhs { data: &lhs.data[i * TASK_ROWS * lhs.row..], ..lhs };
-        multiply([out.len() / columns, columns, depth], lhs, rhs, start, zeroed(out), columns);
+        multiply_new([out.len() / columns, columns, depth], lhs, rhs, start, out);
     };
     spare.par_chunks_mut((TASK_ROWS * columns).max(1)).enumerate().for_each(task);
     // SAFETY: the chunks cover the output, and each has been initialised.

@@ -10,6 +10,9 @@ use std::ops::Range;
 /// Rows of one task.
 const BLOCK: usize = 64;
 
+/// Elements that are zeroed before they are written: few enough to stay in the nearest cache.
+const STRIP: usize = 4096;
+
 /// Partial sums of one row, added up in lanes.
 const LANES: usize = 16;
 
@@ -35,6 +38,30 @@ pub fn map_and_sum_rows(
     [group, sum_width]: [usize; 2],
     body: impl Fn(Range<usize>, &mut [f32], &mut [f32]) + Sync,
 ) -> (Vec<f32>, Vec<f32>) {
+    let strip = (STRIP / width.max(1)).clamp(1, BLOCK);
+    let strips = |block: Range<usize>, out: &mut [MaybeUninit<f32>], sums: &mut [f32]| {
+        for first in block.clone().step_by(strip) {
+            let rows = first..(first + strip).min(block.end);
+            let done = first - block.start;
+            let place = if group == 1 { done * sum_width..(done + rows.len()) * sum_width } else { 0..sum_width };
+            let out = zeroed(&mut out[done * width..(done + rows.len()) * width]);
+            body(rows, out, &mut sums[place]);
+        }
+    };
+    // SAFETY: the strips cover the block, and each is zeroed.
+    unsafe { map_blocks(rows, width, [group, sum_width], strips) }
+}
+
+/// As [`map_and_sum_rows`], with whole blocks of up to 64 rows that `body` initialises itself.
+///
+/// # Safety
+/// `body` initialises all of its output.
+pub unsafe fn map_blocks(
+    rows: usize,
+    width: usize,
+    [group, sum_width]: [usize; 2],
+    body: impl Fn(Range<usize>, &mut [MaybeUninit<f32>], &mut [f32]) + Sync,
+) -> (Vec<f32>, Vec<f32>) {
     let blocks = blocks(rows, group);
     let sum_rows = |block: &Range<usize>| if group == 1 { block.len() } else { 1 };
     let mut out = Vec::with_capacity(rows * width);
@@ -47,8 +74,8 @@ pub fn map_and_sum_rows(
         (out_left, sums_left) = (rest, sums_rest);
         tasks.push((block.clone(), here, sums));
     }
-    tasks.into_par_iter().for_each(|(block, out, sums)| body(block, zeroed(out), sums));
-    // SAFETY: the blocks cover all rows, and each task has initialised its part.
+    tasks.into_par_iter().for_each(|(block, out, sums)| body(block, out, sums));
+    // SAFETY: the blocks cover all rows, and each task has initialised its part by contract.
     unsafe { out.set_len(rows * width) };
     if group == 1 { (out, partial) } else { (out, add_partials(&partial, rows, group, sum_width)) }
 }

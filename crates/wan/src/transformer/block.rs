@@ -3,16 +3,17 @@
 use super::TransformerConfig;
 use super::attention::attention;
 use super::rope::Rope;
-use crate::layers::{Linear, RmsNorm, cast, gelu_tanh, layer_norm};
+use crate::layers::{Linear, RmsNorm, cast, gelu_tanh, modulated_norm};
+use crate::ops::{self, Modulation};
 use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::{DType, Int, Tensor};
 
-/// Keys and values of the text in one block, [B, heads, T, d] each.
+/// Keys and values of the text in one block, [B, T, D] each.
 #[derive(Debug, Clone)]
 pub struct TextKv {
-    keys: Tensor<4>,
-    values: Tensor<4>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
 }
 
 impl TextKv {
@@ -20,7 +21,7 @@ impl TextKv {
     pub fn select(&self, indices: &[usize]) -> Self {
         let rows: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.keys.device());
-        let pick = |x: &Tensor<4>| x.clone().select(0, rows.clone());
+        let pick = |x: &Tensor<3>| x.clone().select(0, rows.clone());
         Self { keys: pick(&self.keys), values: pick(&self.values) }
     }
 }
@@ -65,9 +66,7 @@ impl Block {
 
     /// Keys and values of the embedded text [B, T, D].
     pub fn text_kv(&self, text: Tensor<3>) -> TextKv {
-        let keys = self.attn2.split_heads(self.attn2.keys(text.clone()));
-        let values = self.attn2.split_heads(self.attn2.to_v.forward(text));
-        TextKv { keys: keys.swap_dims(1, 2), values: values.swap_dims(1, 2) }
+        TextKv { keys: self.attn2.keys(text.clone(), None), values: self.attn2.to_v.forward(text) }
     }
 
     /// x [B, L, D], modulation [B, S, 6, D] -> [B, L, D].
@@ -89,13 +88,13 @@ impl Block {
 
     /// LN(x) (1 + scale) + shift
     pub(super) fn modulated_norm(&self, x: &Tensor<3>, shift: Tensor<3>, scale: Tensor<3>) -> Tensor<3> {
-        cast(layer_norm(x.clone(), self.eps) * scale.add_scalar(1.0) + shift, x.dtype())
+        cast(modulated_norm(x.clone(), scale, shift, Modulation { offset: 1.0, eps: self.eps }), x.dtype())
     }
 
     /// LN_affine(x), in front of the cross-attention.
     pub(super) fn affine_norm(&self, x: &Tensor<3>) -> Tensor<3> {
-        let normed = layer_norm(x.clone(), self.eps);
-        cast(normed * self.norm2_weight.suit(x).unsqueeze() + self.norm2_bias.suit(x).unsqueeze(), x.dtype())
+        let (weight, bias) = (self.norm2_weight.suit(x).unsqueeze(), self.norm2_bias.suit(x).unsqueeze());
+        cast(modulated_norm(x.clone(), weight, bias, Modulation { offset: 0.0, eps: self.eps }), x.dtype())
     }
 
     pub(super) fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
@@ -104,21 +103,21 @@ impl Block {
 
     pub(super) fn self_attention(&self, x: Tensor<3>, rope: &Rope) -> Tensor<3> {
         let p = &self.attn1;
-        let q = rope.rotate(p.split_heads(p.queries(x.clone())));
-        let k = rope.rotate(p.split_heads(p.keys(x.clone())));
-        let v = p.split_heads(p.to_v.forward(x));
-        p.join_heads(attention(q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2), None))
+        let (q, k) = (p.queries(x.clone(), Some(rope)), p.keys(x.clone(), Some(rope)));
+        p.to_out.forward(p.attend(q, k, p.to_v.forward(x), None))
     }
 
     pub(super) fn cross_attention(&self, x: Tensor<3>, text: &TextKv, bias: Option<&Tensor<4>>) -> Tensor<3> {
         let p = &self.attn2;
-        let q = p.split_heads(p.queries(x));
-        p.join_heads(attention(q.swap_dims(1, 2), text.keys.clone(), text.values.clone(), bias))
+        p.to_out.forward(p.attend(p.queries(x, None), text.keys.clone(), text.values.clone(), bias))
     }
 }
 
 /// x + gate h, summed in f32.
 pub(super) fn gated_sum(x: Tensor<3>, h: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
+    if ops::supports(&x) && ops::supports(&h) {
+        return ops::gated_sum(x, h, gate);
+    }
     let dtype = x.dtype();
     cast(cast(x, DType::F32) + cast(h, DType::F32) * gate, dtype)
 }
@@ -149,25 +148,40 @@ impl Projections {
         }
     }
 
-    /// norm_q(to_q(x)), before the head split
-    pub(super) fn queries(&self, x: Tensor<3>) -> Tensor<3> {
-        self.norm_q.forward(self.to_q.forward(x))
+    /// The queries [B, L, D], rotated if there is a rope.
+    pub(super) fn queries(&self, x: Tensor<3>, rope: Option<&Rope>) -> Tensor<3> {
+        self.norm_and_rotate(&self.norm_q, self.to_q.forward(x), rope)
     }
 
-    /// norm_k(to_k(x)), before the head split
-    pub(super) fn keys(&self, x: Tensor<3>) -> Tensor<3> {
-        self.norm_k.forward(self.to_k.forward(x))
+    /// The keys [B, L, D], rotated if there is a rope.
+    pub(super) fn keys(&self, x: Tensor<3>, rope: Option<&Rope>) -> Tensor<3> {
+        self.norm_and_rotate(&self.norm_k, self.to_k.forward(x), rope)
+    }
+
+    fn norm_and_rotate(&self, norm: &RmsNorm, x: Tensor<3>, rope: Option<&Rope>) -> Tensor<3> {
+        if ops::supports(&x) {
+            return norm.forward_and_rotate(x, rope.map(Rope::tables));
+        }
+        let (dims, x) = (x.dims(), norm.forward(x));
+        match rope {
+            Some(rope) => rope.rotate(self.split_heads(x)).reshape(dims),
+            None => x,
+        }
+    }
+
+    /// q [B, L, D], k and v [B, T, D] -> [B, L, D], within each head.
+    fn attend(&self, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, bias: Option<&Tensor<4>>) -> Tensor<3> {
+        if ops::supports(&q) {
+            return ops::attention(q, k, v, bias.cloned(), self.heads);
+        }
+        let dims = q.dims();
+        let [q, k, v] = [q, k, v].map(|x| self.split_heads(x).swap_dims(1, 2));
+        attention(q, k, v, bias).swap_dims(1, 2).reshape(dims)
     }
 
     /// [B, L, D] -> [B, L, heads, d]
-    pub(super) fn split_heads(&self, x: Tensor<3>) -> Tensor<4> {
+    fn split_heads(&self, x: Tensor<3>) -> Tensor<4> {
         let [b, l, dim] = x.dims();
         x.reshape([b, l, self.heads, dim / self.heads])
-    }
-
-    /// [B, heads, L, d] -> to_out([B, L, D])
-    fn join_heads(&self, x: Tensor<4>) -> Tensor<3> {
-        let [b, heads, l, d] = x.dims();
-        self.to_out.forward(x.swap_dims(1, 2).reshape([b, l, heads * d]))
     }
 }

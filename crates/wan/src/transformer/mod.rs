@@ -13,7 +13,8 @@ pub mod time;
 mod tests;
 
 use crate::error::Result;
-use crate::layers::{Linear, LinearSite, cast, gelu_tanh, layer_norm};
+use crate::layers::{Linear, LinearSite, cast, gelu_tanh, modulated_norm};
+use crate::ops::Modulation;
 use crate::param::{Param, ParamSet};
 use crate::text::PromptEmbeds;
 use crate::weights::{Init, WeightFiles, Weights};
@@ -150,7 +151,7 @@ impl WanTransformer {
         let table = self.scale_shift_table.suit(&hidden);
         let part = |i: usize| table.clone().narrow(1, i, 1) + cast(temb.clone(), DType::F32);
         let (shift, scale) = (part(0), part(1));
-        let normed = layer_norm(hidden, self.config.eps) * scale.add_scalar(1.0) + shift;
+        let normed = modulated_norm(hidden, scale, shift, Modulation { offset: 1.0, eps: self.config.eps });
         self.proj_out.forward(cast(normed, self.dtype))
     }
 

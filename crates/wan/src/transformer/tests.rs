@@ -2,6 +2,7 @@
 
 use super::block::gated_sum;
 use super::rope::Rope;
+use crate::layers::layer_norm;
 use super::*;
 use crate::weights::to_floats;
 use std::path::PathBuf;
@@ -99,10 +100,10 @@ fn matches_reference_transformer_intermediates_of_a_block() {
     case.reference.check("block0.norm1", &layer_norm(x.clone(), case.model.config.eps));
     let normed = block.modulated_norm(&x, shift_1, scale_1);
     case.reference.check("block0.attn1.to_q", &block.attn1.to_q.forward(normed.clone()));
-    let queries = block.attn1.queries(normed.clone());
+    let queries = block.attn1.queries(normed.clone(), None);
     case.reference.check("block0.attn1.norm_q", &queries);
-    case.reference.check("block0.attn1.norm_k", &block.attn1.keys(normed.clone()));
-    case.reference.check("own.block0.attn1.q_rotated", &case.rope.rotate(block.attn1.split_heads(queries)));
+    case.reference.check("block0.attn1.norm_k", &block.attn1.keys(normed.clone(), None));
+    case.reference.check("own.block0.attn1.q_rotated", &block.attn1.queries(normed.clone(), Some(&case.rope)));
     let attended = block.self_attention(normed, &case.rope);
     case.reference.check("block0.attn1", &attended);
     let x = gated_sum(x, attended, gate_1);

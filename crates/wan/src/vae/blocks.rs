@@ -188,14 +188,14 @@ impl Upsample {
     /// A layer from `channels` to `channels / 2`.
     pub fn new(w: &Weights, channels: usize, doubles_time: bool) -> Self {
         Self {
-            space: FrameConv::new(&w.sub("resample.1"), channels, channels / 2, 3, Geometry::SAME_FRAME),
+            space: FrameConv::new(&w.sub("resample.1"), channels, channels / 2, 3, Geometry::DOUBLE_FRAME),
             time: doubles_time.then(|| CausalConv3d::new(&w.sub("time_conv"), channels, 2 * channels, [3, 1, 1])),
         }
     }
 
     /// x [B, C, F, H, W] -> [B, C/2, F', 2H, 2W]. The first frame of the clip stays one; every other gives two.
     pub fn forward(&self, x: Tensor<5>, pass: &mut Pass<'_>) -> Tensor<5> {
-        self.space.forward(double_size(self.double_rate(x, pass)))
+        self.space.forward(self.double_rate(x, pass))
     }
 
     fn double_rate(&self, x: Tensor<5>, pass: &mut Pass<'_>) -> Tensor<5> {
@@ -221,11 +221,4 @@ fn interleave_halves(x: Tensor<5>) -> Tensor<5> {
     let channels = doubled / 2;
     let x = x.reshape([batch, 2, channels, frames, height * width]).permute([0, 2, 3, 1, 4]);
     x.reshape([batch, channels, 2 * frames, height, width])
-}
-
-/// x [B, C, F, H, W] -> [B, C, F, 2H, 2W], each value four times.
-fn double_size(x: Tensor<5>) -> Tensor<5> {
-    let [batch, channels, frames, height, width] = x.dims();
-    let x = x.reshape([batch * channels * frames, height, 1, width, 1]).expand([-1, -1, 2, -1, 2]);
-    x.reshape([batch, channels, frames, 2 * height, 2 * width])
 }

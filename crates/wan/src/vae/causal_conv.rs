@@ -19,17 +19,19 @@ pub struct Geometry {
     pub stride: [usize; 3],
     /// Zeros (before, after) each axis.
     pub padding: [(usize, usize); 3],
+    /// Every value is repeated this many times in height and width before the convolution.
+    pub enlarge: usize,
 }
 
 impl Geometry {
     /// Stride 1 and no padding.
-    pub const POINTWISE: Self = Self { stride: [1; 3], padding: [(0, 0); 3] };
+    pub const POINTWISE: Self = Self { stride: [1; 3], padding: [(0, 0); 3], enlarge: 1 };
 
-    /// A 3x3 convolution of each frame that keeps its size.
-    pub const SAME_FRAME: Self = Self { stride: [1; 3], padding: [(0, 0), (1, 1), (1, 1)] };
+    /// A 3x3 convolution of each frame at twice its size.
+    pub const DOUBLE_FRAME: Self = Self { stride: [1; 3], padding: [(0, 0), (1, 1), (1, 1)], enlarge: 2 };
 
     /// A 3x3 convolution of each frame that halves its size; the reference pads only right and below.
-    pub const HALVE_FRAME: Self = Self { stride: [1, 2, 2], padding: [(0, 0), (0, 1), (0, 1)] };
+    pub const HALVE_FRAME: Self = Self { stride: [1, 2, 2], padding: [(0, 0), (0, 1), (0, 1)], enlarge: 1 };
 }
 
 /// What can be computed with a convolution in one go.
@@ -45,9 +47,9 @@ pub struct Fusion {
 ///
 /// x [B, C, F, H, W], weight [O, C, kt, kh, kw], bias [O] -> [B, O, F', H', W']
 pub fn conv3d(x: Tensor<5>, weight: Tensor<5>, bias: Tensor<1>, geometry: Geometry, fusion: Fusion) -> Tensor<5> {
-    let Geometry { stride, padding } = geometry;
+    let Geometry { stride, padding, enlarge } = geometry;
     let Fusion { gain, residual } = fusion;
-    let conv = FusedConv { stride, padding, normed: gain.is_some(), residual: residual.is_some() };
+    let conv = FusedConv { stride, padding, enlarge, normed: gain.is_some(), residual: residual.is_some() };
     if supports(&x, &weight, &conv) {
         return fused_conv3d(x, weight, bias, gain, residual, conv);
     }
@@ -62,11 +64,12 @@ pub fn conv3d_of_engine(
     geometry: Geometry,
     fusion: Fusion,
 ) -> Tensor<5> {
-    let Geometry { stride, padding } = geometry;
+    let Geometry { stride, padding, enlarge } = geometry;
     let x = match fusion.gain {
         Some(gain) => silu(norm_channels(x, gain)),
         None => x,
     };
+    let x = enlarge_frames(x, enlarge);
     let symmetric = padding.iter().all(|(before, after)| before == after);
     let y = if symmetric {
         let options = ConvOptions::new(stride, padding.map(|(before, _)| before), [1; 3], 1);
@@ -79,6 +82,17 @@ pub fn conv3d_of_engine(
         Some(residual) => y + residual,
         None => y,
     }
+}
+
+/// x [B, C, F, H, W] -> [B, C, F, factor H, factor W], each value repeated.
+fn enlarge_frames(x: Tensor<5>, factor: usize) -> Tensor<5> {
+    let [batch, channels, frames, height, width] = x.dims();
+    if factor == 1 {
+        return x;
+    }
+    let x = x.reshape([batch * channels * frames, height, 1, width, 1]);
+    let x = x.expand([batch * channels * frames, height, factor, width, factor]);
+    x.reshape([batch, channels, frames, factor * height, factor * width])
 }
 
 /// `gain x / max(||x||, 1e-12)`, with the length over the channels, in f32.
@@ -128,12 +142,12 @@ impl CausalConv3d {
         let context = kt - 1;
         let (x, known) = if context > 0 { pass.extend(x, context) } else { (x, 0) };
         let padding = [(context - known, 0), (kh / 2, kh / 2), (kw / 2, kw / 2)];
-        self.apply(x, Geometry { stride: [1; 3], padding }, fusion)
+        self.apply(x, Geometry { stride: [1; 3], padding, enlarge: 1 }, fusion)
     }
 
     /// x [B, C, 1 + 2n, H, W] -> [B, O, n, H, W]: every second frame, without padding.
     pub fn forward_halving(&self, x: Tensor<5>) -> Tensor<5> {
-        self.apply(x, Geometry { stride: [2, 1, 1], padding: [(0, 0); 3] }, Fusion::default())
+        self.apply(x, Geometry { stride: [2, 1, 1], padding: [(0, 0); 3], enlarge: 1 }, Fusion::default())
     }
 
     /// x [B, C, F, H, W] -> [B, O, F, H, W] for a 1x1x1 kernel.

@@ -23,6 +23,8 @@ pub struct FusedConv {
     pub stride: [usize; 3],
     /// Zeros (before, after) each axis.
     pub padding: [(usize, usize); 3],
+    /// Every value is repeated this many times in height and width before the convolution.
+    pub enlarge: usize,
     /// Whether the input is normed over the channels and activated by SiLU.
     pub normed: bool,
     /// Whether a residual is added to the output.
@@ -34,7 +36,8 @@ impl FusedConv {
         let [batch, inputs, frames, height, width] = x;
         let [outputs, _, kt, kh, kw] = weight;
         let (size, kernel) = ([frames, height, width], [kt, kh, kw]);
-        ConvShape { batch, inputs, outputs, size, kernel, stride: self.stride, padding: self.padding }
+        let Self { stride, padding, enlarge, .. } = *self;
+        ConvShape { batch, inputs, outputs, size, enlarge, kernel, stride, padding }
     }
 }
 

@@ -13,8 +13,10 @@ pub struct ConvShape {
     pub inputs: usize,
     /// Channels of the output.
     pub outputs: usize,
-    /// Size of the input.
+    /// Size of the input as it is stored.
     pub size: [usize; 3],
+    /// Every value is repeated this many times in height and width before the convolution.
+    pub enlarge: usize,
     /// Size of the kernel.
     pub kernel: [usize; 3],
     /// Step between outputs.
@@ -24,11 +26,18 @@ pub struct ConvShape {
 }
 
 impl ConvShape {
+    /// Size of what is convolved: the input, enlarged.
+    pub fn enlarged_size(&self) -> [usize; 3] {
+        let [frames, height, width] = self.size;
+        [frames, height * self.enlarge, width * self.enlarge]
+    }
+
     /// Size of the output.
     pub fn output_size(&self) -> [usize; 3] {
+        let size = self.enlarged_size();
         std::array::from_fn(|i| {
             let (before, after) = self.padding[i];
-            (self.size[i] + before + after - self.kernel[i]) / self.stride[i] + 1
+            (size[i] + before + after - self.kernel[i]) / self.stride[i] + 1
         })
     }
 
@@ -49,9 +58,10 @@ impl ConvShape {
 
     /// Whether the transposed convolution can be computed: no more padding than the kernel reaches.
     pub fn is_supported(&self) -> bool {
+        let size = self.enlarged_size();
         (0..3).all(|i| {
             let (before, after) = self.padding[i];
-            let padded = self.size[i] + before + after;
+            let padded = size[i] + before + after;
             before < self.kernel[i] && after < self.kernel[i] && self.kernel[i] <= padded
         })
     }
@@ -69,23 +79,30 @@ pub struct Grid {
     origin: [usize; 2],
     phases: [usize; 2],
     dilation: [usize; 2],
+    enlarge: usize,
 }
 
 impl Grid {
     /// Copies a frame's channel [H, W] into its plane; the zeros around it are left as they are.
     pub fn pack(&self, source: &[f32], width: usize, plane: &mut [f32]) {
         let ([top, left], [down, right], [tall, wide]) = (self.origin, self.phases, self.dilation);
-        for (y, row) in source.chunks_exact(width).enumerate() {
+        let phase = self.rows * self.pitch;
+        for (y, row) in source.chunks_exact(width).flat_map(|row| std::iter::repeat_n(row, self.enlarge)).enumerate() {
             let y = y * tall + top;
-            let start = (y % down) * right * self.rows * self.pitch + (y / down) * self.pitch;
-            if right == 1 && wide == 1 {
-                plane[start + left..][..width].copy_from_slice(row);
-                continue;
-            }
-            let phase = self.rows * self.pitch;
-            for (x, value) in row.iter().enumerate() {
-                let x = x * wide + left;
-                plane[start + (x % right) * phase + x / right] = *value;
+            let start = (y % down) * right * phase + (y / down) * self.pitch;
+            match (right, wide, self.enlarge) {
+                (1, 1, 1) => plane[start + left..][..width].copy_from_slice(row),
+                (1, 1, 2) => {
+                    let to = &mut plane[start + left..][..2 * width];
+                    to.chunks_exact_mut(2).zip(row).for_each(|(to, value)| to.fill(*value));
+                }
+                _ => {
+                    let row = row.iter().flat_map(|value| std::iter::repeat_n(value, self.enlarge));
+                    for (x, value) in row.enumerate() {
+                        let x = x * wide + left;
+                        plane[start + (x % right) * phase + x / right] = *value;
+                    }
+                }
             }
         }
     }
@@ -124,8 +141,9 @@ impl Sweep {
         let [_, kh, kw] = shape.kernel;
         let [st, sh, sw] = shape.stride;
         let [(front, _), (top, bottom), (left, right)] = shape.padding;
-        let rows = (shape.size[1] + top + bottom).div_ceil(sh);
-        let pitch = (shape.size[2] + left + right).div_ceil(sw);
+        let [_, height, width] = shape.enlarged_size();
+        let rows = (height + top + bottom).div_ceil(sh);
+        let pitch = (width + left + right).div_ceil(sw);
         let grid = Grid {
             pitch,
             rows,
@@ -133,6 +151,7 @@ impl Sweep {
             origin: [top, left],
             phases: [sh, sw],
             dilation: [1, 1],
+            enlarge: shape.enlarge,
         };
         let frames = |t: usize| {
             let reach = (0..shape.kernel[0]).filter(|k| (front..front + shape.size[0]).contains(&(t * st + k)));
@@ -150,12 +169,13 @@ impl Sweep {
         }
     }
 
-    /// Gradient of the output to gradient of the input: the kernel is mirrored, and a stride becomes gaps in the source.
+    /// Gradient of the output to gradient of the enlarged input: the kernel is mirrored, and a stride becomes gaps in the source.
     pub fn transposed(shape: &ConvShape) -> Self {
         let [kt, kh, kw] = shape.kernel;
         let [(front, _), (top, _), (left, _)] = shape.padding;
-        let rows = shape.size[1] + kh - 1;
-        let pitch = shape.size[2] + kw - 1;
+        let [_, height, width] = shape.enlarged_size();
+        let rows = height + kh - 1;
+        let pitch = width + kw - 1;
         let grid = Grid {
             pitch,
             rows,
@@ -163,6 +183,7 @@ impl Sweep {
             origin: [kh - 1 - top, kw - 1 - left],
             phases: [1, 1],
             dilation: [shape.stride[1], shape.stride[2]],
+            enlarge: 1,
         };
         let source = shape.output_size();
         let frames = |t: usize| {
@@ -174,7 +195,7 @@ impl Sweep {
             batch: shape.batch,
             channels: [shape.outputs, shape.inputs],
             source,
-            destination: shape.size,
+            destination: shape.enlarged_size(),
             taps: list_taps(&grid, shape.outputs, kh, kw),
             grid,
             frames: (0..shape.size[0]).map(frames).collect(),

@@ -9,6 +9,8 @@ use super::kernel::{OVERRUN, SumTaps, channel_block};
 use super::shape::{ConvShape, Sweep};
 use pulp::Arch;
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// The input of a convolution: as it is, or normed and activated on the way.
 #[derive(Clone, Copy)]
@@ -50,57 +52,62 @@ pub fn convolve(
 ) -> Vec<f32> {
     let sweep = Sweep::forward(shape);
     let kernel = Kernel::new(&sweep, shape, bias, |o, i, tap| weight[(o * shape.inputs + i) * tap.count + tap.at]);
-    let mut out = vec![0.0; shape.output_len()];
     let [frames, height, width] = sweep.destination;
-    let load = |b: usize, t: usize, activated: &mut Vec<f32>, packed: &mut [f32]| input.pack(&sweep, b, t, activated, packed);
-    let finish = |band: Band<'_, '_>| {
+    let load = |b: usize, t: usize, activated: &mut Vec<f32>, packed: &mut [f32]| {
+        input.pack(&sweep, b, t, activated, packed);
+    };
+    let finish = |band: Band<'_, '_>, _: &mut Vec<f32>| {
+        let Band { sums, rows, .. } = band;
         for (c, out) in band.planes.iter_mut().enumerate() {
-            let out = &mut out[band.rows.start * width..band.rows.end * width];
-            band.sums.copy_channel(c, out);
-            if let Some(residual) = residual {
-                let start = ((band.clip * shape.outputs + c) * frames + band.frame) * height * width;
-                let residual = &residual[start + band.rows.start * width..];
-                out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
+            let out = out[rows.start * width..rows.end * width].chunks_exact_mut(width);
+            let start = ((band.clip * shape.outputs + c) * frames + band.frame) * height * width;
+            for ((out, sums), y) in out.zip(sums.channel(c)).zip(rows.clone()) {
+                let out = out.write_copy_of_slice(sums);
+                if let Some(residual) = residual {
+                    let residual = &residual[start + y * width..][..width];
+                    out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
+                }
             }
         }
     };
-    run(&sweep, &kernel, &mut out, load, finish);
-    out
+    run(&sweep, &kernel, shape.output_len(), load, finish).0
 }
 
 /// Gradient of the input, and of its gain if it has one.
 pub fn input_gradient(shape: &ConvShape, input: Input<'_>, weight: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    assert!(shape.enlarge == 1 || input.gain.is_none(), "an enlarged input is not activated");
     let sweep = Sweep::transposed(shape);
-    let zeros = vec![0.0; shape.inputs];
     let [_, kh, kw] = shape.kernel;
     let mirrored = |tap: Tap| tap.at / (kh * kw) * (kh * kw) + (kh * kw - 1 - tap.at % (kh * kw));
     let value = |i: usize, o: usize, tap: Tap| weight[(o * shape.inputs + i) * tap.count + mirrored(tap)];
-    let kernel = Kernel::new(&sweep, shape, &zeros, value);
-    let mut out = vec![0.0; shape.input_len()];
-    let [frames, height, width] = shape.size;
+    let kernel = Kernel::new(&sweep, shape, &vec![0.0; shape.inputs], value);
     let source = Input { values: gradient, gain: None };
-    let load = |b: usize, t: usize, activated: &mut Vec<f32>, packed: &mut [f32]| source.pack(&sweep, b, t, activated, packed);
-    let finish = |band: Band<'_, '_>| {
-        let positions = band.rows.len() * width;
-        let mut compact = vec![0.0; shape.inputs * positions];
+    let load = |b: usize, t: usize, activated: &mut Vec<f32>, packed: &mut [f32]| {
+        source.pack(&sweep, b, t, activated, packed);
+    };
+    let [_, height, width] = shape.size;
+    let finish = |band: Band<'_, '_>, compact: &mut Vec<f32>| {
+        let rows = band.rows.start / shape.enlarge..band.rows.end / shape.enlarge;
+        let positions = rows.len() * width;
+        compact.resize(shape.inputs * positions, 0.0);
         for (c, compact) in compact.chunks_exact_mut(positions).enumerate() {
-            band.sums.copy_channel(c, compact);
+            band.sums.shrink_channel(c, shape.enlarge, compact);
         }
         let mut gain_gradient = Vec::new();
         if let Some(gain) = input.gain {
             gain_gradient.resize(shape.inputs, 0.0);
-            let stride = frames * height * width;
-            let start = band.clip * shape.inputs * stride + (band.frame * height + band.rows.start) * width;
+            let stride = shape.size[0] * height * width;
+            let start = band.clip * shape.inputs * stride + (band.frame * height + rows.start) * width;
             let x = &input.values[start..];
             let (gradient, gain_gradient) = (&mut compact[..], &mut gain_gradient[..]);
             Arch::new().dispatch(NormSiluGradient { x, stride, gain, gradient, gain_gradient });
         }
         for (out, compact) in band.planes.iter_mut().zip(compact.chunks_exact(positions)) {
-            out[band.rows.start * width..band.rows.end * width].copy_from_slice(compact);
+            out[rows.start * width..rows.end * width].write_copy_of_slice(compact);
         }
         gain_gradient
     };
-    let parts = run(&sweep, &kernel, &mut out, load, finish);
+    let (out, parts) = run(&sweep, &kernel, shape.input_len(), load, finish);
     (out, sum_in_order(parts.iter().map(Vec::as_slice)))
 }
 
@@ -158,10 +165,10 @@ impl Kernel {
 struct Band<'a, 'b> {
     clip: usize,
     frame: usize,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     sums: Sums<'a>,
     /// Where the frame goes: a plane per channel.
-    planes: &'a mut [&'b mut [f32]],
+    planes: &'a mut [&'b mut [MaybeUninit<f32>]],
 }
 
 /// Sums of the taps [O, stride], with the meaningless positions between rows.
@@ -173,11 +180,25 @@ struct Sums<'a> {
     width: usize,
 }
 
-impl Sums<'_> {
-    fn copy_channel(&self, channel: usize, out: &mut [f32]) {
-        let sums = &self.values[channel * self.stride..];
-        for (y, out) in out.chunks_exact_mut(self.width).enumerate() {
-            out.copy_from_slice(&sums[y * self.pitch..][..self.width]);
+impl<'a> Sums<'a> {
+    /// The rows of a channel; more rows than were computed.
+    fn channel(self, channel: usize) -> impl Iterator<Item = &'a [f32]> {
+        let values = &self.values[channel * self.stride..][..self.stride];
+        values.chunks(self.pitch).map(move |row| &row[..self.width])
+    }
+
+    /// Sums squares of `factor` x `factor` positions into `out` [H, W]: the gradient of an enlargement.
+    fn shrink_channel(self, channel: usize, factor: usize, out: &mut [f32]) {
+        let width = self.width / factor;
+        let mut rows = self.channel(channel);
+        for out in out.chunks_exact_mut(width) {
+            for (i, row) in rows.by_ref().take(factor).enumerate() {
+                match (i, factor) {
+                    (0, 1) => out.copy_from_slice(row),
+                    (0, _) => out.iter_mut().zip(row.chunks_exact(factor)).for_each(|(out, x)| *out = x.iter().sum()),
+                    _ => out.iter_mut().zip(row.chunks_exact(factor)).for_each(|(out, x)| *out += x.iter().sum::<f32>()),
+                }
+            }
         }
     }
 }
@@ -185,93 +206,104 @@ impl Sums<'_> {
 /// Positions of a band: its sums should stay in the second-level cache.
 const BAND: usize = 4608;
 
-/// Applies `load` to the frames that are needed, sums the taps, and applies `finish` to the results band by band.
-/// Returns what `finish` returned, in order.
+/// Applies `load` to the frames that are needed, sums the taps, and applies `finish`, which writes its band of all planes,
+/// to the results. Returns the `len` values of the destination, and what `finish` returned, in order.
 fn run<R: Send>(
     sweep: &Sweep,
     kernel: &Kernel,
-    out: &mut [f32],
+    len: usize,
     load: impl Fn(usize, usize, &mut Vec<f32>, &mut [f32]) + Sync,
-    finish: impl for<'a, 'b> Fn(Band<'a, 'b>) -> R + Sync,
-) -> Vec<R> {
-    let parts = divide(sweep, out).into_par_iter().map(|(clip, frames)| {
-        let mut ring = Ring::new(sweep, kernel.slices.len());
+    finish: impl for<'a, 'b> Fn(Band<'a, 'b>, &mut Vec<f32>) -> R + Sync,
+) -> (Vec<f32>, Vec<R>) {
+    let mut out = Box::new_uninit_slice(len);
+    let buffers = || (Scratch::new(sweep, kernel), Vec::new());
+    let parts = divide(sweep, &mut out).into_par_iter().map_init(buffers, |(scratch, compact), (clip, frames)| {
         let mut results = Vec::new();
-        for (t, mut planes) in frames {
-            for (_, from) in &sweep.frames[t] {
-                ring.load(*from, |activated, packed| load(clip, *from, activated, packed));
+        for (frame, mut planes) in frames {
+            for (_, from) in &sweep.frames[frame] {
+                scratch.load((clip, *from), |activated, packed| load(clip, *from, activated, packed));
             }
-            run_frame(sweep, kernel, &ring, t, |rows, sums| {
-                results.push(finish(Band { clip, frame: t, rows, sums, planes: &mut planes }));
-            });
+            for rows in bands(sweep) {
+                let sums = scratch.sum_taps(sweep, kernel, frame, rows.clone());
+                let band = Band { clip, frame, rows, sums, planes: &mut planes };
+                results.push(finish(band, compact));
+            }
         }
         results
     });
-    parts.collect::<Vec<_>>().into_iter().flatten().collect()
+    let results = parts.collect::<Vec<_>>().into_iter().flatten().collect();
+    // SAFETY: the pieces of work cover all clips, frames and rows, and `finish` writes all channels of its rows.
+    (unsafe { out.assume_init() }.into_vec(), results)
 }
 
-fn run_frame(
-    sweep: &Sweep,
-    kernel: &Kernel,
-    ring: &Ring,
-    t: usize,
-    mut finish: impl FnMut(std::ops::Range<usize>, Sums<'_>),
-) {
-    let [_, height, width] = sweep.destination;
-    let pitch = sweep.grid.pitch;
-    let rows_per_band = (BAND / pitch).clamp(1, height);
-    let stride = rows_per_band * pitch + OVERRUN;
-    let mut sums = vec![0.0; kernel.bias.len() * stride];
-    for first in (0..height).step_by(rows_per_band) {
-        let rows = first..(first + rows_per_band).min(height);
-        let slice = |(k, from): &(usize, usize)| (&ring.frame(*from)[first * pitch..], &kernel.slices[*k][..]);
-        let runs: Vec<_> = sweep.frames[t].iter().map(slice).collect();
-        let positions = (rows.len() - 1) * pitch + width;
-        let (taps, bias, block) = (&sweep.taps[..], &kernel.bias[..], kernel.block);
-        Arch::new().dispatch(SumTaps { runs: &runs, taps, bias, block, positions, out: &mut sums, stride });
-        finish(rows, Sums { values: &sums, stride, pitch, width });
-    }
+/// Even numbers of rows that have about [`BAND`] positions.
+fn bands(sweep: &Sweep) -> impl Iterator<Item = Range<usize>> + use<> {
+    let height = sweep.destination[1];
+    let rows = rows_per_band(sweep);
+    (0..height).step_by(rows).map(move |first| first..(first + rows).min(height))
 }
 
-/// The packed frames of the source that are in reach of the kernel.
-struct Ring {
-    slots: Vec<(Option<usize>, Vec<f32>)>,
+fn rows_per_band(sweep: &Sweep) -> usize {
+    (BAND / sweep.grid.pitch).next_multiple_of(2).clamp(2, sweep.destination[1].max(2))
+}
+
+/// The buffers of a thread.
+struct Scratch {
+    /// Packed frames of the source that are in reach of the kernel: ((clip, frame), values).
+    ring: Vec<(Option<(usize, usize)>, Vec<f32>)>,
     activated: Vec<f32>,
+    sums: Vec<f32>,
+    stride: usize,
 }
 
-impl Ring {
-    fn new(sweep: &Sweep, slots: usize) -> Self {
+impl Scratch {
+    fn new(sweep: &Sweep, kernel: &Kernel) -> Self {
         let slot = || (None, vec![0.0; sweep.packed_len(OVERRUN)]);
-        Self { slots: (0..slots).map(|_| slot()).collect(), activated: Vec::new() }
+        let stride = rows_per_band(sweep) * sweep.grid.pitch + OVERRUN;
+        Self {
+            ring: kernel.slices.iter().map(|_| slot()).collect(),
+            activated: Vec::new(),
+            sums: vec![0.0; kernel.bias.len() * stride],
+            stride,
+        }
     }
 
-    fn load(&mut self, frame: usize, pack: impl FnOnce(&mut Vec<f32>, &mut [f32])) {
-        let count = self.slots.len();
-        let (held, packed) = &mut self.slots[frame % count];
+    fn load(&mut self, frame: (usize, usize), pack: impl FnOnce(&mut Vec<f32>, &mut [f32])) {
+        let slot = frame.1 % self.ring.len();
+        let (held, packed) = &mut self.ring[slot];
         if *held != Some(frame) {
             pack(&mut self.activated, packed);
             *held = Some(frame);
         }
     }
 
-    fn frame(&self, frame: usize) -> &[f32] {
-        &self.slots[frame % self.slots.len()].1
+    fn sum_taps(&mut self, sweep: &Sweep, kernel: &Kernel, frame: usize, rows: Range<usize>) -> Sums<'_> {
+        let (pitch, width) = (sweep.grid.pitch, sweep.destination[2]);
+        let slice = |(k, from): &(usize, usize)| {
+            let packed = &self.ring[from % self.ring.len()].1;
+            (&packed[rows.start * pitch..], &kernel.slices[*k][..])
+        };
+        let runs: Vec<_> = sweep.frames[frame].iter().map(slice).collect();
+        let positions = (rows.len() - 1) * pitch + width;
+        let (taps, bias, block) = (&sweep.taps[..], &kernel.bias[..], kernel.block);
+        let (out, stride) = (&mut self.sums[..], self.stride);
+        Arch::new().dispatch(SumTaps { runs: &runs, taps, bias, block, positions, out, stride });
+        Sums { values: &self.sums, stride, pitch, width }
     }
 }
 
 /// A frame of the destination with its planes, one per channel.
-type Planes<'a> = (usize, Vec<&'a mut [f32]>);
+type Planes<'a> = (usize, Vec<&'a mut [MaybeUninit<f32>]>);
 
 /// Divides the destination [B, O, F, H, W] into pieces of work: (clip, consecutive frames).
-fn divide<'a>(sweep: &Sweep, out: &'a mut [f32]) -> Vec<(usize, Vec<Planes<'a>>)> {
-    let [frames, height, width] = sweep.destination;
-    let channels = sweep.channels[1];
+fn divide<'a>(sweep: &Sweep, out: &'a mut [MaybeUninit<f32>]) -> Vec<(usize, Vec<Planes<'a>>)> {
+    let (frames, channels) = (sweep.destination[0], sweep.channels[1]);
     let pieces = (2 * rayon::current_num_threads()).div_ceil(sweep.batch).min(frames);
-    let length = frames.div_ceil(pieces);
+    let (length, area) = (frames.div_ceil(pieces), out.len() / (sweep.batch * channels * frames));
     let mut work = Vec::new();
-    for (clip, out) in out.chunks_exact_mut(channels * frames * height * width).enumerate() {
+    for (clip, out) in out.chunks_exact_mut(channels * frames * area).enumerate() {
         let mut by_frame: Vec<Planes<'a>> = (0..frames).map(|t| (t, Vec::with_capacity(channels))).collect();
-        for (i, plane) in out.chunks_exact_mut(height * width).enumerate() {
+        for (i, plane) in out.chunks_exact_mut(area).enumerate() {
             by_frame[i % frames].1.push(plane);
         }
         while by_frame.len() > length {

@@ -126,19 +126,33 @@ impl<'a> Partial<'a> {
         let [total, height, width] = self.sweep.destination;
         let (plane, pitch, area) = (self.plane(), self.sweep.grid.pitch, height * width);
         let padded = self.shape.outputs.next_multiple_of(GRADIENT_BLOCK);
-        self.gradient.clear();
-        self.gradient.resize(padded * frames.len() * plane, 0.0);
+        let len = padded * frames.len() * plane;
+        if self.gradient.len() != len {
+            self.gradient.clear(); // what lies between the rows differs
+            self.gradient.resize(len, 0.0);
+        }
         for o in 0..self.shape.outputs {
             for (i, t) in frames.clone().enumerate() {
                 let from = &gradient[((clip * self.shape.outputs + o) * total + t) * area..][..area];
                 let to = &mut self.gradient[(o * frames.len() + i) * plane..];
                 for (y, row) in from.chunks_exact(width).enumerate() {
                     to[y * pitch..][..width].copy_from_slice(row);
-                    self.bias[o] += row.iter().sum::<f32>();
                 }
+                self.bias[o] += sum(from);
             }
         }
     }
+}
+
+/// A sum in sixteen lanes, which the processor adds side by side.
+fn sum(values: &[f32]) -> f32 {
+    let mut lanes = [0.0_f32; 16];
+    let chunks = values.chunks_exact(16);
+    let rest: f32 = chunks.remainder().iter().sum();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane += value);
+    }
+    lanes.iter().sum::<f32>() + rest
 }
 
 /// Divides the planes of `frames` frames into groups of about [`STRETCH`] positions: (frame, start, positions).

@@ -1,0 +1,117 @@
+//! `flash-grpo sample` as a user calls it: its files, and its messages for bad input.
+
+use assert_cmd::Command;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use wan::weights::{WeightFiles, write_safetensors};
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden")
+}
+
+/// `flash-grpo sample` in the golden folder, for 9 frames of 32x48 from wan-tiny in 2 steps.
+fn sample(output: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    command.current_dir(golden_dir()).args(["sample", "--model", "wan-tiny", "--output"]).arg(output);
+    command.args(["--height", "32", "--width", "48", "--num-frames", "9"]);
+    command
+}
+
+/// Standard error of a call that must fail with exit code 2, without a panic.
+#[track_caller]
+fn refused(command: &mut Command) -> String {
+    let output = command.output().expect("the program runs");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+/// max|a-b| / max|b| of a tensor of `file` and one of the golden pipeline.
+fn error(file: &Path, name: &str, golden_name: &str) -> f32 {
+    let golden = WeightFiles::open_file(&golden_dir().join("golden/pipeline.safetensors")).expect("golden file");
+    let ours = WeightFiles::open_file(file).expect("our file");
+    assert_eq!(ours.shape(name), golden.shape(golden_name));
+    let (a, b) = (ours.floats(name).expect(name), golden.floats(golden_name).expect(golden_name));
+    let largest = b.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+    a.iter().zip(&b).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+#[test]
+fn matches_reference_pipeline_through_files() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| dir.path().join(name);
+    let golden = WeightFiles::open_file(&golden_dir().join("golden/pipeline.safetensors")).expect("golden file");
+    let start = (golden.shape("latents_initial").expect("shape"), golden.floats("latents_initial").expect("floats"));
+    write_safetensors(&path("start.safetensors"), &BTreeMap::from([("latents".to_owned(), start)]), None).expect("write");
+
+    let mut command = sample(&path("fox.mp4"));
+    command.args(["--prompt", "A red fox runs across a snowy field at sunrise."]);
+    command.args(["--negative-prompt", "low quality, blurred details, static"]);
+    command.args(["--num-inference-steps", "8", "--guidance-scale", "4.5"]);
+    command.arg("--init-latents").arg(path("start.safetensors"));
+    command.arg("--save-latents").arg(path("latents.safetensors"));
+    command.arg("--save-frames").arg(path("frames.safetensors"));
+    let output = command.output().expect("the program runs");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "no progress bar where there is no terminal: {output:?}");
+    let told = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!(told, format!("wrote {} (9 frames of 48x32)\n", path("fox.mp4").display()));
+
+    assert!(error(&path("latents.safetensors"), "latents", "latents_final") < 5e-5);
+    assert!(error(&path("frames.safetensors"), "frames", "frames_np") < 5e-5);
+    let video = std::fs::read(path("fox.mp4")).expect("video");
+    assert_eq!(&video[4..8], b"ftyp");
+}
+
+#[test]
+fn adapters_and_choices_take_part() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let run = |name: &str, options: &[&str]| {
+        let (video, latents) = (dir.path().join(name), dir.path().join(format!("{name}.safetensors")));
+        let mut command = sample(&video);
+        command.args(["--prompt", "snow", "--num-inference-steps", "2"]).arg("--save-latents").arg(&latents).args(options);
+        command.assert().success();
+        assert!(video.exists());
+        WeightFiles::open_file(&latents).expect("latents").floats("latents").expect("floats")
+    };
+    let base = run("base.gif", &[]);
+    assert_eq!(base, run("again.gif", &["--seed", "0"]));
+    assert_ne!(base, run("seed.gif", &["--seed", "1"]));
+    assert_ne!(base, run("euler.gif", &["--solver", "euler"]));
+    assert_ne!(base, run("grid.gif", &["--grid", "unipc"]));
+    let adapted = run("peft.gif", &["--lora", "lora/peft"]);
+    assert_ne!(base, adapted);
+    // the same adapter in another layout
+    let other = run("comfyui.gif", &["--lora", "lora/comfyui_diffusion_model_alpha.safetensors"]);
+    let difference = adapted.iter().zip(&other).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(difference < 1e-5, "{difference}");
+}
+
+#[test]
+fn bad_input_gets_one_clear_message() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let output = dir.path().join("out.gif");
+    let with = |options: &[&str]| refused(sample(&output).args(["--prompt", "snow"]).args(options));
+    assert_eq!(with(&["--guidance-scale", "0.5"]), "error: guidance_scale is `0.5`: it must be a number from 1 up\nhint: 1 is no guidance; Wan is usually sampled with 5\n");
+    assert_eq!(with(&["--num-inference-steps", "0"]), "error: num_inference_steps is `0`: expected 1 to 1000\nhint: 20 for training and 50 for evaluation are the published values\n");
+    assert_eq!(with(&["--lora", "nowhere"]), "error: cannot read `nowhere`: No such file or directory (os error 2)\nhint: check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)\n");
+    assert_eq!(with(&["--fps", "0"]), "error: fps is `0`: it must be above 0 and at most 1000\nhint: Wan videos play at 16\n");
+    assert!(with(&["--init-latents", "golden/pipeline.safetensors"]).starts_with("error: `golden/pipeline.safetensors`: no tensor `latents`\nhint: "));
+    assert!(with(&["--solver", "heun"]).contains("[possible values: unipc, euler]"));
+
+    let missing = refused(sample(&output).args(["--prompt", "snow", "--model", "wan-tiny/vae"]));
+    assert!(missing.contains("the argument '--model <DIR>' cannot be used multiple times"), "{missing}");
+    assert_eq!(refused(sample(&output).args(["--prompt", "a\u{7}b"])), "error: prompt is `a\\u{7}b`: character 2 is the control character U+0007\nhint: remove it; was the text copied from a terminal or a binary file?\n");
+    assert!(!output.exists());
+}
+
+#[test]
+fn outputs_are_checked_before_the_work() {
+    let refuse = |output: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+        refused(command.args(["sample", "--model", "no-such-model", "--prompt", "snow", "--output", output]))
+    };
+    assert_eq!(refuse("out.avi"), "error: cannot tell the video format of `out.avi`\nhint: name the file `.mp4` or `.gif`\n");
+    assert_eq!(refuse("no-such-folder/out.mp4"), "error: cannot write `no-such-folder/out.mp4`: there is no folder `no-such-folder`\nhint: create it first\n");
+    assert!(refuse("out.mp4").starts_with("error: cannot read `no-such-model`: "));
+}

@@ -1,0 +1,133 @@
+//! Self-checks at the start of every run. Each catches a bug that has cost users of other implementations days: training
+//! that runs, and learns nothing.
+
+use crate::error::{Error, Result};
+use crate::events::Watch;
+use crate::iteration::{Batch, mean, std_of};
+use crate::trainer::Trainer;
+use crate::update::accumulate;
+use burn::tensor::Tensor;
+use grpo::advantages;
+use serde::Serialize;
+use wan::weights::to_floats;
+
+/// What the checks measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct CheckReport {
+    /// Trained tensors; each of them receives a gradient.
+    pub trained_tensors: usize,
+    /// Trained parameters.
+    pub trained_parameters: usize,
+    /// max |ratio - 1| before the first update.
+    pub ratio_deviation: f64,
+    /// Largest change of a log-prob when only the batch around the sample changes.
+    pub log_prob_noise_floor: f64,
+    /// Power of the stochastic step's noise relative to std^2.
+    pub noise_power: f64,
+    /// Mean standard deviation of the rewards within a group.
+    pub reward_group_std: f64,
+}
+
+/// Runs the first iteration's first micro-batches without an update.
+///
+/// # Errors
+/// [`Error::Check`] naming the check, what was measured, and what to do.
+pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckReport> {
+    let batch = Batch::plan(trainer, 0);
+    let rollouts = batch.roll_out(trainer, watch);
+    let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
+    check_noise(noise_power)?;
+    let rewards: Vec<f64> = batch.reward(trainer, &rollouts)?.into_iter().map(|r| r.value).collect();
+    let reward_group_std = check_rewards(trainer, &rewards)?;
+    let advantages = advantages(&rewards, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
+    let updates = batch.transitions(&rollouts, &advantages);
+    let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &updates[0]);
+    let ratio_deviation = metrics.ratio_deviation();
+    check_ratio(ratio_deviation)?;
+    check_gradients(trainer, &gradients.sums)?;
+    let log_prob_noise_floor = noise_floor(trainer, &updates[0]);
+    check_clip_range(trainer.settings.train.clip_range, log_prob_noise_floor)?;
+    let params = trainer.policy.params();
+    Ok(CheckReport {
+        trained_tensors: params.len(),
+        trained_parameters: params.num_elements(),
+        ratio_deviation,
+        log_prob_noise_floor,
+        noise_power,
+        reward_group_std,
+    })
+}
+
+/// The residual of the stochastic step, divided by std^2, is a mean of squares of standard normals.
+fn check_noise(noise_power: f64) -> Result<()> {
+    if (0.5..2.0).contains(&noise_power) {
+        return Ok(());
+    }
+    let found = format!("the noise of the stochastic step has {noise_power:.3} times its power");
+    failed("stochastic step", found, "a deterministic step has no probability to learn from: check `method.noise_level`")
+}
+
+fn check_rewards(trainer: &Trainer, rewards: &[f64]) -> Result<f64> {
+    if let Some(bad) = rewards.iter().position(|r| !r.is_finite()) {
+        let found = format!("sample {bad} has reward {}", rewards[bad]);
+        return failed("rewards", found, "a reward must be a finite number");
+    }
+    let layout = &trainer.layout;
+    let spread = mean((0..layout.num_prompts()).map(|p| std_of(&rewards[layout.samples(p)])));
+    if spread > 1e-9 {
+        return Ok(spread);
+    }
+    let found = format!("all {} rollouts of every prompt have the same reward", layout.group_size());
+    failed("rewards", found, "without spread within a group there is nothing to learn: check that the reward looks at the video")
+}
+
+fn check_ratio(deviation: f64) -> Result<()> {
+    if deviation == 0.0 {
+        return Ok(());
+    }
+    let found = format!("the ratio before the first update differs from 1 by {deviation:e}");
+    failed("ratio", found, "rollout and replay must compute the same: this is a bug, please report it with the recipe")
+}
+
+/// Every trained tensor gets a gradient, and every layer one that is not zero. (`lora_A` starts with a zero gradient, as
+/// `lora_B` is zero.)
+fn check_gradients(trainer: &Trainer, gradients: &[Option<Tensor<1>>]) -> Result<()> {
+    let reached = |gradient: &Option<Tensor<1>>| gradient.as_ref().is_some_and(|g| to_floats(g.clone().abs().max())[0] > 0.0);
+    let idle: Vec<&str> = trainer
+        .policy
+        .params()
+        .iter()
+        .zip(gradients)
+        .filter(|(slot, gradient)| gradient.is_none() || !(slot.name.ends_with("lora_A.weight") || reached(gradient)))
+        .map(|(slot, _)| slot.name.as_str())
+        .collect();
+    if idle.is_empty() {
+        return Ok(());
+    }
+    let found = format!("no gradient reaches {} of {} trained tensors, among them `{}`", idle.len(), gradients.len(), idle[0]);
+    failed("gradients", found, "name only layers that take part in the velocity in `policy.target_modules`")
+}
+
+/// The same transitions in batches of one: what a change of batch alone does to a log-prob.
+fn noise_floor(trainer: &Trainer, batches: &[crate::replay::TransitionBatch]) -> f64 {
+    let Some(batch) = batches.first() else { return 0.0 };
+    let objective = &trainer.objective;
+    let single = |i: usize| {
+        let part = batch.range(i, i + 1);
+        let replayed = part.replay(&trainer.policy, &objective.schedule, &objective.transitions(&part.steps), false);
+        (replayed.log_probs[0] - batch.old_log_probs[i]).abs()
+    };
+    (0..batch.len().min(4)).map(single).fold(0.0, f64::max)
+}
+
+fn check_clip_range(clip_range: f64, floor: f64) -> Result<()> {
+    if clip_range > floor {
+        return Ok(());
+    }
+    let found = format!("`train.clip_range` is {clip_range:e}, log-probs are only known to {floor:e}");
+    failed("clip range", found, "rounding alone would clip samples: raise `train.clip_range` above the floor")
+}
+
+fn failed<T>(check: &'static str, found: String, hint: &'static str) -> Result<T> {
+    Err(Error::Check { check, found, hint })
+}

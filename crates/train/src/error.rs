@@ -1,0 +1,68 @@
+//! The crate's one error type.
+
+use std::path::{Path, PathBuf};
+
+/// What can stop a run. Every message says what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The recipe.
+    #[error(transparent)]
+    Settings(#[from] crate::settings::SettingsError),
+    /// The model, an adapter or a file.
+    #[error(transparent)]
+    Wan(#[from] wan::Error),
+    /// The method.
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Grpo(#[from] grpo::Error),
+    /// A reward that cannot score.
+    #[error("{0}\nhint: every prompt must be one that the reward understands")]
+    Reward(#[from] reward::RewardError),
+    /// A video that cannot be written.
+    #[error("{0}\nhint: check free space and permissions of the run folder")]
+    Video(#[from] video::VideoError),
+    /// A self-check at the start of a run.
+    #[error("self-check `{check}` failed: {found}\nhint: {hint}")]
+    Check {
+        /// Which check.
+        check: &'static str,
+        /// What was measured.
+        found: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The run folder.
+    #[error("`output_dir` is `{path}`: {reason}\nhint: {hint}", path = path.display())]
+    RunFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A file of recorded rollouts.
+    #[error("`{path}`: {reason}\nhint: {hint}", path = path.display())]
+    Recording {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+/// The crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An [`Error::RunFolder`].
+    pub fn run_folder(path: impl AsRef<Path>, reason: impl ToString, hint: &'static str) -> Self {
+        Self::RunFolder { path: path.as_ref().into(), reason: reason.to_string(), hint }
+    }
+
+    /// An [`Error::Recording`].
+    pub fn recording(path: impl AsRef<Path>, reason: impl ToString, hint: &'static str) -> Self {
+        Self::Recording { path: path.as_ref().into(), reason: reason.to_string(), hint }
+    }
+}

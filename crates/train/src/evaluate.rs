@@ -1,0 +1,144 @@
+//! The pinned evaluation: held-out prompts, deterministic solver, fixed noise per prompt, base and policy on the same noise.
+
+use crate::error::Result;
+use crate::events::{Event, Watch};
+use crate::iteration::mean;
+use crate::trainer::Trainer;
+use burn::tensor::{Tensor, TensorData};
+use grpo::random::index_below;
+use grpo::{Key, Purpose};
+use reward::RewardBreakdown;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use video::Frames;
+use wan::pipeline::denoise;
+
+/// One evaluated sample.
+#[derive(Debug, Clone)]
+pub struct Evaluated {
+    /// Id among the evaluation's prompts.
+    pub prompt: usize,
+    /// Its reward.
+    pub reward: RewardBreakdown,
+    /// The clip, for the first sample of the first prompts only.
+    pub frames: Option<Frames>,
+}
+
+/// Samples and scores every held-out prompt with the policy's present weights.
+///
+/// The noise is a function of (`eval.seed`, prompt, sample), so that two calls differ by their weights alone.
+///
+/// # Errors
+/// A sample that cannot be scored.
+pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+    let settings = &trainer.settings;
+    let samples: Vec<(usize, usize)> = (0..settings.eval.samples_per_prompt)
+        .flat_map(|sample| (0..trainer.eval_prompts.len()).map(move |prompt| (prompt, sample)))
+        .collect();
+    watch(Event::Phase { name, total: samples.len() as u64 });
+    let mut results = Vec::with_capacity(samples.len());
+    for chunk in samples.chunks(settings.rollout.micro_batch) {
+        let clips = trainer.decode(sample_latents(trainer, chunk))?;
+        let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
+        let rewards = trainer.score(&texts, &clips)?;
+        for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
+            let shown = sample == 0 && prompt < settings.eval.videos;
+            results.push(Evaluated { prompt, reward, frames: shown.then_some(clip) });
+        }
+        watch(Event::Progress(results.len() as u64));
+    }
+    watch(Event::Done);
+    Ok(results)
+}
+
+/// Latents of (prompt, sample) pairs.
+fn sample_latents(trainer: &Trainer, chunk: &[(usize, usize)]) -> Tensor<5> {
+    let [c, f, h, w] = trainer.latent_shape();
+    let key = |&(prompt, sample): &(usize, usize)| Key {
+        seed: trainer.settings.eval.seed,
+        iteration: 0,
+        prompt: prompt as u64,
+        rollout: sample as u64,
+        purpose: Purpose::EvalNoise,
+    };
+    let noise: Vec<f32> = chunk.iter().flat_map(|pair| key(pair).normals(c * f * h * w)).collect();
+    let noise: Tensor<5> = Tensor::from_data(TensorData::new(noise, [chunk.len(), c, f, h, w]), &trainer.device);
+    let ids: Vec<usize> = chunk.iter().map(|&(prompt, _)| prompt).collect();
+    let conditioning = trainer.conditioning(&trainer.eval_prompts, &ids);
+    denoise(&conditioning.velocity(&trainer.policy, false), trainer.settings.eval.solver, &trainer.eval_schedule, noise, &mut |_, _| {})
+}
+
+/// The paired comparison of two evaluations.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// Mean reward of the base.
+    pub eval_reward_before: f64,
+    /// Mean reward of the policy.
+    pub eval_reward_after: f64,
+    /// Mean of the paired differences.
+    pub eval_reward_difference: f64,
+    /// 95 % interval of the mean difference.
+    pub eval_reward_interval: [f64; 2],
+    /// Means of the parts, before and after.
+    pub components: BTreeMap<String, [f64; 2]>,
+    /// Prompts compared.
+    pub num_prompts: usize,
+    /// Samples compared.
+    pub num_samples: usize,
+}
+
+/// Compares sample by sample; the interval is a percentile bootstrap over *prompts* (samples of a prompt are not independent).
+///
+/// # Panics
+/// If the two evaluations are of different samples.
+pub fn compare(before: &[Evaluated], after: &[Evaluated], resamplings: usize, seed: u64) -> Comparison {
+    assert_eq!(before.len(), after.len(), "evaluations of different samples");
+    let mut by_prompt: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for (b, a) in before.iter().zip(after) {
+        by_prompt.entry(b.prompt).or_default().push(a.reward.value - b.reward.value);
+    }
+    let differences: Vec<f64> = by_prompt.values().map(|d| mean(d.iter().copied())).collect();
+    let of = |samples: &[Evaluated]| mean(samples.iter().map(|s| s.reward.value));
+    let mut components = BTreeMap::new();
+    for name in before.iter().flat_map(|s| s.reward.components.keys()) {
+        let part = |samples: &[Evaluated]| mean(samples.iter().filter_map(|s| s.reward.components.get(name).copied()));
+        components.entry(name.clone()).or_insert_with(|| [part(before), part(after)]);
+    }
+    Comparison {
+        eval_reward_before: of(before),
+        eval_reward_after: of(after),
+        eval_reward_difference: of(after) - of(before),
+        eval_reward_interval: bootstrap(&differences, resamplings, seed),
+        components,
+        num_prompts: differences.len(),
+        num_samples: before.len(),
+    }
+}
+
+/// 95 % percentile interval of the mean of `values` (Efron 1979).
+pub fn bootstrap(values: &[f64], resamplings: usize, seed: u64) -> [f64; 2] {
+    let mut rng = Key { seed, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Bootstrap }.rng();
+    let mut means: Vec<f64> =
+        (0..resamplings).map(|_| mean((0..values.len()).map(|_| values[index_below(&mut rng, values.len())]))).collect();
+    means.sort_by(f64::total_cmp);
+    let quantile = |q: f64| means.get(((means.len() as f64 - 1.0) * q).round() as usize).copied().unwrap_or(f64::NAN);
+    [quantile(0.025), quantile(0.975)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_of_a_mean_is_that_of_a_normal() {
+        let values: Vec<f64> = Key { seed: 3, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }
+            .normals(400)
+            .into_iter()
+            .map(f64::from)
+            .collect();
+        let (centre, half) = (mean(values.iter().copied()), 1.96 * crate::iteration::std_of(&values) / 20.0);
+        let [low, high] = bootstrap(&values, 10_000, 1);
+        assert!((low - (centre - half)).abs() < 0.01 && (high - (centre + half)).abs() < 0.01, "{low} {high}");
+        assert_eq!(bootstrap(&values, 1000, 1), bootstrap(&values, 1000, 1));
+    }
+}

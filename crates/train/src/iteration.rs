@@ -1,0 +1,260 @@
+//! One iteration of the method: prompts -> plan -> rollout -> decode -> reward -> advantages -> update.
+
+use crate::error::Result;
+use crate::events::{Event, Watch};
+use crate::prompts;
+use crate::recording;
+use crate::replay::TransitionBatch;
+use crate::rollout::{Rollouts, Start, rollout};
+use crate::trainer::Trainer;
+use crate::update::{UpdateMetrics, update};
+use burn::tensor::{Tensor, TensorData};
+use grpo::{InitialNoise, Key, Purpose, StepPlan, advantages};
+use reward::RewardBreakdown;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+/// One line of metrics.jsonl; docs/metrics.md explains each entry.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct IterationMetrics {
+    /// Iteration, from 0.
+    pub iteration: u64,
+    /// Optimizer updates made so far.
+    pub updates: u64,
+    /// Model forwards of one sample so far, rollouts and replays (a replay counts 3: forward and backward).
+    pub forwards: u64,
+    /// Mean reward of the rollouts.
+    pub reward_mean: f64,
+    /// Population standard deviation of all rewards.
+    pub reward_std: f64,
+    /// Mean of the groups' standard deviations: what the method learns from.
+    pub reward_group_std: f64,
+    /// Groups whose rewards are all equal: they teach nothing.
+    pub zero_spread_groups: usize,
+    /// Means of the rewards' parts.
+    pub reward_components: BTreeMap<String, f64>,
+    /// Mean loss over the updates.
+    pub loss: f64,
+    /// Mean KL to the reference policy.
+    pub kl: f64,
+    /// Mean norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Mean share of ratios outside the clip range.
+    pub clip_fraction: f64,
+    /// max |ratio - 1| in the first update, where it must be 0.
+    pub ratio_deviation: f64,
+    /// Power of the stochastic steps' noise relative to std^2, which must be about 1.
+    pub noise_power: f64,
+    /// Seconds by phase.
+    pub seconds: BTreeMap<&'static str, f64>,
+}
+
+/// Runs iteration `index`.
+///
+/// # Errors
+/// A sample that cannot be scored.
+pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
+    let mut clock = Clock::start();
+    let batch = Batch::plan(trainer, index);
+    let rollouts = batch.roll_out(trainer, watch);
+    clock.lap("rollout");
+    let rewards = batch.reward(trainer, &rollouts)?;
+    clock.lap("reward");
+    let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
+    let advantages = advantages(&values, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
+    let transitions = batch.transitions(&rollouts, &advantages);
+    if trainer.settings.debug.save_rollouts {
+        let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
+        recording::save(trainer, &transitions.concat(), &path)?;
+    }
+    let updates = batch.update(trainer, &transitions, watch);
+    clock.lap("update");
+    Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
+}
+
+/// The samples of an iteration: which prompts, which steps.
+pub struct Batch {
+    index: u64,
+    /// Prompt id of every sample.
+    pub prompt_ids: Vec<usize>,
+    /// Steps of every sample.
+    pub plans: Vec<StepPlan>,
+    /// Samples of every update, cut into micro-batches. Rollout and replay use the same cuts, so that a sample always
+    /// meets the same neighbours.
+    pub updates: Vec<Vec<Range<usize>>>,
+}
+
+impl Batch {
+    /// Chooses prompts and steps: a function of (seed, iteration).
+    pub fn plan(trainer: &Trainer, index: u64) -> Self {
+        let (settings, layout) = (&trainer.settings, &trainer.layout);
+        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), trainer.train_prompts.len());
+        let steps = trainer.objective.schedule.num_steps();
+        let prompt_ids: Vec<usize> = (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect();
+        let plan = |i: usize| trainer.recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, steps);
+        let plans = (0..layout.num_samples()).map(plan).collect();
+        let updates = cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch);
+        Self { index, prompt_ids, plans, updates }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.updates.iter().flatten()
+    }
+
+    /// One rollout per micro-batch.
+    pub fn roll_out(&self, trainer: &Trainer, watch: &mut Watch<'_>) -> Vec<Rollouts> {
+        watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
+        let mut done = Vec::new();
+        for chunk in self.chunks() {
+            done.push(self.roll_out_chunk(trainer, chunk));
+            watch(Event::Progress(chunk.end as u64));
+        }
+        watch(Event::Done);
+        done
+    }
+
+    fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>) -> Rollouts {
+        let [c, f, h, w] = trainer.latent_shape();
+        let elements = c * f * h * w;
+        let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
+        let step_noise = |sample: usize, step: usize| self.step_key(trainer, chunk.start + sample, step).normals(elements);
+        let start = Start {
+            latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
+            conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
+            plans: &self.plans[chunk.clone()],
+            step_noise: &step_noise,
+        };
+        rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
+    }
+
+    fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
+        let rollout = match trainer.recipe.initial_noise {
+            InitialNoise::Independent => trainer.layout.rollout(sample) as u64,
+            InitialNoise::SharedInGroup => 0,
+        };
+        self.key(trainer, sample, rollout, Purpose::InitialNoise)
+    }
+
+    /// Each step of a rollout has its own stream: the step is folded into the rollout's coordinate.
+    fn step_key(&self, trainer: &Trainer, sample: usize, step: usize) -> Key {
+        let rollout = trainer.layout.rollout(sample) as u64 + ((step as u64) << 32);
+        self.key(trainer, sample, rollout, Purpose::StepNoise)
+    }
+
+    fn key(&self, trainer: &Trainer, sample: usize, rollout: u64, purpose: Purpose) -> Key {
+        Key { seed: trainer.settings.seed, iteration: self.index, prompt: trainer.layout.prompt(sample) as u64, rollout, purpose }
+    }
+
+    /// Decodes and scores every rollout.
+    ///
+    /// # Errors
+    /// A sample that cannot be scored.
+    pub fn reward(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> Result<Vec<RewardBreakdown>> {
+        let mut rewards = Vec::new();
+        for (chunk, rollouts) in self.chunks().zip(rollouts) {
+            let texts: Vec<&str> = self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect();
+            rewards.extend(trainer.score(&texts, &trainer.decode(rollouts.latents.clone())?)?);
+        }
+        Ok(rewards)
+    }
+
+    /// The micro-batches of every update, with their advantages.
+    pub fn transitions(&self, rollouts: &[Rollouts], advantages: &[f64]) -> Vec<Vec<TransitionBatch>> {
+        let mut rollouts = rollouts.iter();
+        let mut with_advantages = |chunk: &Range<usize>| -> Vec<TransitionBatch> {
+            let Some(rollouts) = rollouts.next() else { return Vec::new() };
+            rollouts.transitions.iter().map(|batch| batch.with_advantages(&advantages[chunk.clone()])).collect()
+        };
+        self.updates.iter().map(|chunks| chunks.iter().flat_map(&mut with_advantages).collect()).collect()
+    }
+
+    fn update(&self, trainer: &mut Trainer, updates: &[Vec<TransitionBatch>], watch: &mut Watch<'_>) -> Vec<UpdateMetrics> {
+        watch(Event::Phase { name: "update", total: updates.len() as u64 });
+        let mut metrics = Vec::new();
+        for batches in updates {
+            let due = (trainer.optimizer.updates + 1).is_multiple_of(trainer.settings.train.ema_every as u64);
+            let ema = trainer.ema.as_mut().filter(|_| due);
+            metrics.push(update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, batches, &*trainer.collective));
+            watch(Event::Progress(metrics.len() as u64));
+        }
+        watch(Event::Done);
+        metrics
+    }
+
+    fn metrics(&self, trainer: &Trainer, rollouts: &[Rollouts], rewards: &[RewardBreakdown], updates: &[UpdateMetrics], clock: Clock) -> IterationMetrics {
+        let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
+        let groups: Vec<f64> = (0..trainer.layout.num_prompts()).map(|p| std_of(&values[trainer.layout.samples(p)])).collect();
+        let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));
+        IterationMetrics {
+            iteration: self.index,
+            updates: trainer.optimizer.updates,
+            forwards: (self.index + 1) * self.forwards(trainer),
+            reward_mean: mean(values.iter().copied()),
+            reward_std: std_of(&values),
+            reward_group_std: mean(groups.iter().copied()),
+            zero_spread_groups: groups.iter().filter(|&&std| std < 1e-9).count(),
+            reward_components: component_means(rewards),
+            loss: over_updates(|u| u.loss),
+            kl: over_updates(|u| u.kl),
+            grad_norm: over_updates(|u| u.grad_norm),
+            clip_fraction: over_updates(|u| u.clip_fraction),
+            ratio_deviation: updates.first().map_or(0.0, UpdateMetrics::ratio_deviation),
+            noise_power: mean(rollouts.iter().map(|r| r.noise_power)),
+            seconds: clock.laps,
+        }
+    }
+
+    /// Forwards of this iteration in units of one sample; guidance doubles them, a replay with backward counts three.
+    fn forwards(&self, trainer: &Trainer) -> u64 {
+        let trained: usize = self.plans.iter().map(|plan| plan.trained.len()).sum();
+        let sampled = self.plans.len() * trainer.objective.schedule.num_steps();
+        let branches = if trainer.settings.sampling.guidance_scale == 1.0 { 1 } else { 2 };
+        (branches * (sampled + 3 * trained)) as u64
+    }
+}
+
+/// `samples` in `parts` nearly equal consecutive parts, each cut into pieces of at most `size`.
+fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
+    let bound = |part: usize| part * samples / parts;
+    let pieces = |from: usize, to: usize| (from..to).step_by(size).map(|start| start..(start + size).min(to)).collect();
+    (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()
+}
+
+fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for (name, value) in rewards.iter().flat_map(|reward| &reward.components) {
+        *sums.entry(name.clone()).or_insert(0.0) += value / rewards.len() as f64;
+    }
+    sums
+}
+
+/// Mean; 0 of nothing.
+pub(crate) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    if count == 0 { 0.0 } else { sum / f64::from(count) }
+}
+
+/// Population standard deviation.
+pub(crate) fn std_of(values: &[f64]) -> f64 {
+    let mean_value = mean(values.iter().copied());
+    mean(values.iter().map(|v| (v - mean_value).powi(2))).sqrt()
+}
+
+/// Seconds by phase.
+struct Clock {
+    last: Instant,
+    laps: BTreeMap<&'static str, f64>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { last: Instant::now(), laps: BTreeMap::new() }
+    }
+
+    fn lap(&mut self, phase: &'static str) {
+        self.laps.insert(phase, self.last.elapsed().as_secs_f64());
+        self.last = Instant::now();
+    }
+}

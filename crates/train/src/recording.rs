@@ -1,0 +1,210 @@
+//! Recorded transitions on disk: to compare log-probs, losses and gradients of two implementations, or of rollout and training.
+//!
+//! | tensor | shape |
+//! |---|---|
+//! | `latents`, `next_latents` | [N, C, F, H, W] |
+//! | `step` | [N], index into the schedule |
+//! | `sigmas` | [S + 1], ends with 0 |
+//! | `prompt_embeds`, optionally `negative_prompt_embeds` | [N, L, D] or [1, L, D], zero-padded |
+//! | `old_log_prob`, `advantages` | [N] |
+//!
+//! The header's metadata entry `flash_grpo` is the JSON of [`Header`].
+
+use crate::error::{Error, Result};
+use crate::optimizer::AdamWConfig;
+use crate::policy::Policy;
+use crate::replay::{Conditioning, TransitionBatch};
+use crate::trainer::Trainer;
+use crate::update::{Objective, UpdateMetrics, accumulate};
+use burn::tensor::{Device, Tensor, TensorData};
+use grpo::{ClippedLoss, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use safetensors::tensor::{Dtype, TensorView};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::path::Path;
+use wan::text::PromptEmbeds;
+use wan::weights::{WeightFiles, to_floats, write_atomically};
+
+const METADATA_KEY: &str = "flash_grpo";
+const HINT: &str = "`flash-grpo train --set debug.save_rollouts=true` writes such files; docs/method.md describes them";
+
+/// Everything that is not a tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Classifier-free guidance; 1 is off.
+    pub guidance_scale: f64,
+    /// `linear`, `flow`, `constant`, `cps` (with their published parameter), or a table with `type` and parameter.
+    pub noise_level: NamedNoiseLevel,
+    /// `uniform`, `rectified` or `noise-level`.
+    pub loss_weight: LossWeight,
+    /// The first `step_pool` steps are those that may be stochastic; the weights average 1 over them.
+    pub step_pool: usize,
+    /// Clip range of the ratio.
+    pub clip_range: f64,
+    /// Advantages are clamped to this magnitude.
+    pub advantage_clip: f64,
+    /// AdamW.
+    pub optimizer: AdamWConfig,
+}
+
+/// A noise level by its name alone, or with its parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum NamedNoiseLevel {
+    /// The published parameter.
+    Name(String),
+    /// Any parameter.
+    Full(NoiseLevel),
+}
+
+/// A file of recorded transitions, ready to be replayed.
+pub struct Recording {
+    /// The header.
+    pub header: Header,
+    /// Schedule, loss and weights.
+    pub objective: Objective,
+    /// The transitions in micro-batches.
+    pub batches: Vec<TransitionBatch>,
+}
+
+/// Writes the transitions of an iteration's updates.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Result<()> {
+    let recipe = &trainer.recipe;
+    let header = Header {
+        guidance_scale: trainer.settings.sampling.guidance_scale,
+        noise_level: NamedNoiseLevel::Full(recipe.noise_level),
+        loss_weight: recipe.loss_weight,
+        step_pool: recipe.stochastic.pool(trainer.objective.schedule.num_steps()).iter().max().map_or(0, |last| last + 1),
+        clip_range: trainer.settings.train.clip_range,
+        advantage_clip: trainer.settings.train.advantage_clip,
+        optimizer: trainer.settings.optimizer,
+    };
+    let text = serde_json::to_string(&header).map_err(|e| Error::recording(path, e, HINT))?;
+    let stack = |of: &dyn Fn(&TransitionBatch) -> Tensor<5>| Tensor::cat(batches.iter().map(of).collect(), 0);
+    let prompts = Tensor::cat(batches.iter().map(|b| b.conditioning.prompts.select(&b.conditioning.prompt_of).to_padded()).collect(), 0);
+    let flat = |of: &dyn Fn(&TransitionBatch) -> Vec<f64>| batches.iter().flat_map(of).map(|v| v as f32).collect::<Vec<_>>();
+    let count = batches.iter().map(TransitionBatch::len).sum::<usize>();
+    let sigmas: Vec<f32> = trainer.objective.schedule.sigmas().iter().map(|&s| s as f32).collect();
+    let mut tensors = vec![
+        floats("latents", stack(&|b| b.latents.clone())),
+        floats("next_latents", stack(&|b| b.next_latents.clone())),
+        floats("prompt_embeds", prompts),
+        ("old_log_prob", vec![count], Dtype::F32, bytes(&flat(&|b| b.old_log_probs.clone()))),
+        ("advantages", vec![count], Dtype::F32, bytes(&flat(&|b| b.advantages.clone()))),
+        ("sigmas", vec![sigmas.len()], Dtype::F32, bytes(&sigmas)),
+    ];
+    let steps: Vec<u8> = batches.iter().flat_map(|b| &b.steps).flat_map(|&step| (step as i64).to_le_bytes()).collect();
+    tensors.push(("step", vec![count], Dtype::I64, steps));
+    if header.guidance_scale != 1.0 {
+        tensors.push(floats("negative_prompt_embeds", trainer.negative.to_padded()));
+    }
+    let views: std::result::Result<Vec<_>, _> =
+        tensors.iter().map(|(name, shape, dtype, bytes)| TensorView::new(*dtype, shape.clone(), bytes).map(|view| (*name, view))).collect();
+    let metadata = HashMap::from([(METADATA_KEY.to_owned(), text)]);
+    let data = views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|e| Error::recording(path, e, HINT))?;
+    Ok(write_atomically(path, &data)?)
+}
+
+type Entry = (&'static str, Vec<usize>, Dtype, Vec<u8>);
+
+fn floats<const D: usize>(name: &'static str, tensor: Tensor<D>) -> Entry {
+    (name, tensor.dims().to_vec(), Dtype::F32, bytes(&to_floats(tensor)))
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+impl Recording {
+    /// Reads a file; the transitions are cut into micro-batches of `micro_batch`.
+    ///
+    /// # Errors
+    /// A tensor or header entry that is missing, or sizes that do not fit each other.
+    pub fn load(path: &Path, micro_batch: usize, device: &Device) -> Result<Self> {
+        let files = WeightFiles::open_file(path)?;
+        let text = files.metadata().and_then(|m| m.get(METADATA_KEY));
+        let text = text.ok_or_else(|| Error::recording(path, format!("the header has no metadata entry `{METADATA_KEY}`"), HINT))?;
+        let header: Header =
+            serde_json::from_str(text).map_err(|e| Error::recording(path, format!("metadata `{METADATA_KEY}`: {e}"), HINT))?;
+        let objective = header.objective(files.floats("sigmas")?, path)?;
+        let whole = read_batch(&files, &header, path, device)?;
+        let steps = objective.schedule.num_steps();
+        if let Some(step) = whole.steps.iter().find(|&&step| step >= steps) {
+            return Err(Error::recording(path, format!("`step` holds {step}, but `sigmas` has {steps} steps"), HINT));
+        }
+        let count = whole.len();
+        let batches = (0..count).step_by(micro_batch).map(|from| whole.range(from, (from + micro_batch).min(count))).collect();
+        Ok(Self { header, objective, batches })
+    }
+
+    /// Evaluates the transitions under the policy's present weights, without changing them.
+    pub fn evaluate(&self, policy: &Policy) -> UpdateMetrics {
+        let (gradients, mut metrics) = accumulate(policy, &self.objective, &self.batches);
+        metrics.grad_norm = gradients.norm();
+        metrics
+    }
+}
+
+impl Header {
+    fn objective(&self, sigmas: Vec<f32>, path: &Path) -> Result<Objective> {
+        let noise_level = match &self.noise_level {
+            NamedNoiseLevel::Full(level) => *level,
+            NamedNoiseLevel::Name(name) => NoiseLevel::named(name).ok_or_else(|| {
+                Error::recording(path, format!("`noise_level` is `{name}`"), "`linear`, `flow`, `constant` or `cps`")
+            })?,
+        };
+        let schedule = Schedule::from_sigmas(SigmaGrid::Unipc, sigmas.into_iter().map(f64::from).collect())?;
+        let stochastic = StochasticSteps::Random { count: 1, pool: self.step_pool };
+        let recipe = Recipe { stochastic, noise_level, loss_weight: self.loss_weight, ..Recipe::flash_grpo() };
+        Ok(Objective {
+            weights: LossWeights::new(&recipe, &schedule)?,
+            schedule,
+            noise_level,
+            loss: ClippedLoss::new(self.clip_range, 0.0)?,
+            ratio: RatioKind::Plain,
+        })
+    }
+}
+
+fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device) -> Result<TransitionBatch> {
+    let latents: Tensor<5> = read(files, "latents", path, device)?;
+    let count = latents.dims()[0];
+    let list = |name: &str| -> Result<Vec<f64>> {
+        let values: Vec<f64> = files.floats(name)?.into_iter().map(f64::from).collect();
+        if values.len() == count {
+            return Ok(values);
+        }
+        Err(Error::recording(path, format!("`{name}` has {} entries, `latents` has {count}", values.len()), HINT))
+    };
+    let embeds = |name: &str| -> Result<PromptEmbeds> { Ok(PromptEmbeds::from_padded(read(files, name, path, device)?)) };
+    let guided = header.guidance_scale != 1.0;
+    let negative = if guided { Some(embeds("negative_prompt_embeds")?) } else { None };
+    let clip = header.advantage_clip;
+    Ok(TransitionBatch {
+        next_latents: read(files, "next_latents", path, device)?,
+        latents,
+        old_velocity: None,
+        samples: (0..count).collect(),
+        steps: list("step")?.into_iter().map(|step| step as usize).collect(),
+        old_log_probs: list("old_log_prob")?,
+        advantages: list("advantages")?.into_iter().map(|a| a.clamp(-clip, clip)).collect(),
+        conditioning: Conditioning {
+            prompts: embeds("prompt_embeds")?,
+            negative,
+            prompt_of: (0..count).collect(),
+            guidance_scale: header.guidance_scale,
+        },
+    })
+}
+
+fn read<const D: usize>(files: &WeightFiles, name: &str, path: &Path, device: &Device) -> Result<Tensor<D>> {
+    let values = files.floats(name)?;
+    let shape = files.shape(name).unwrap_or_default();
+    if shape.len() != D {
+        return Err(Error::recording(path, format!("`{name}` has shape {shape:?}, expected {D} axes"), HINT));
+    }
+    Ok(Tensor::from_data(TensorData::new(values, shape), &device.clone().inner()))
+}

@@ -1,0 +1,166 @@
+//! Everything a run holds in memory.
+
+use crate::collective::{Alone, Collective};
+use crate::error::Result;
+use crate::optimizer::{AdamW, Ema};
+use crate::policy::Policy;
+use crate::prompts::{self, PromptSet};
+use crate::replay::Conditioning;
+use crate::settings::{RewardKind, RewardSettings, Settings};
+use crate::update::Objective;
+use burn::tensor::{DType, Device, Tensor};
+use grpo::{ClippedLoss, GroupLayout, LossWeights, Recipe, Schedule};
+use reward::{Reward, RewardBreakdown, Sample, ShapesReward, Weighted};
+use video::Frames;
+use wan::pipeline::WanPipeline;
+use wan::text::PromptEmbeds;
+use wan::vae::AutoencoderKlWan;
+use wan::weights::to_floats;
+
+/// A run: settings, networks, prompts, rewards, optimizer.
+pub struct Trainer {
+    /// The resolved recipe.
+    pub settings: Settings,
+    /// The method.
+    pub recipe: Recipe,
+    /// What turns log-probabilities into gradients; holds the rollouts' schedule.
+    pub objective: Objective,
+    /// The grid of the evaluation.
+    pub eval_schedule: Schedule,
+    /// Groups of an iteration.
+    pub layout: GroupLayout,
+    /// What is trained.
+    pub policy: Policy,
+    /// Latents to frames.
+    pub vae: AutoencoderKlWan,
+    /// Prompts of the rollouts.
+    pub train_prompts: PromptSet,
+    /// Held-out prompts.
+    pub eval_prompts: PromptSet,
+    /// The negative prompt [1, L, D].
+    pub negative: PromptEmbeds,
+    /// What videos are worth.
+    pub reward: Weighted,
+    /// AdamW.
+    pub optimizer: AdamW,
+    /// Averaged weights, if used.
+    pub ema: Option<Ema>,
+    /// Other processes.
+    pub collective: Box<dyn Collective>,
+    /// Where tensors live.
+    pub device: Device,
+}
+
+impl Trainer {
+    /// Loads the model, encodes all prompts, drops the text encoder, and puts the policy in place.
+    ///
+    /// # Errors
+    /// Files that are missing or do not fit; a recipe that the model cannot serve.
+    pub fn new(settings: Settings, device: &Device) -> Result<Self> {
+        settings.check_files()?;
+        let pipeline = WanPipeline::load(&settings.model.path, device, DType::F32)?;
+        let policy = Policy::new(pipeline.transformer, &settings.policy, settings.seed, device)?;
+        let length = settings.sampling.max_sequence_length;
+        let encode = |texts| PromptSet::encode(texts, &pipeline.text_encoder, length);
+        let train_prompts = encode(prompts::texts(&settings.prompts.train, "prompts.train")?)?;
+        let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
+        eval_texts.truncate(settings.eval.num_prompts);
+        let eval_prompts = encode(eval_texts)?;
+        let negative = encode(vec![settings.prompts.negative.clone()])?.embeds;
+        let optimizer = AdamW::new(settings.optimizer, policy.params());
+        let ema = (settings.train.ema_decay > 0.0).then(|| Ema::new(settings.train.ema_decay, policy.params()));
+        Ok(Self {
+            recipe: settings.recipe(),
+            objective: objective(&settings)?,
+            eval_schedule: settings.eval_schedule()?,
+            layout: GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?,
+            policy,
+            vae: pipeline.vae,
+            train_prompts,
+            eval_prompts,
+            negative,
+            reward: weighted(&settings.reward),
+            optimizer,
+            ema,
+            collective: Box::new(Alone),
+            device: device.clone(),
+            settings,
+        })
+    }
+
+    /// Shape of one sample's latents [C, f, h, w].
+    pub fn latent_shape(&self) -> [usize; 4] {
+        let sampling = &self.settings.sampling;
+        let config = &self.vae.config;
+        let (spatial, temporal) = (config.spatial_factor(), config.temporal_factor());
+        [config.z_dim, (sampling.num_frames - 1) / temporal + 1, sampling.height / spatial, sampling.width / spatial]
+    }
+
+    /// Conditioning of samples with the given prompt ids of `set`.
+    pub fn conditioning(&self, set: &PromptSet, prompt_ids: &[usize]) -> Conditioning {
+        let mut distinct: Vec<usize> = prompt_ids.to_vec();
+        distinct.dedup();
+        let place = |id: &usize| distinct.iter().position(|d| d == id).unwrap_or_default();
+        Conditioning {
+            prompts: set.embeds.select(&distinct),
+            negative: Some(self.negative.clone()),
+            prompt_of: prompt_ids.iter().map(place).collect(),
+            guidance_scale: self.settings.sampling.guidance_scale,
+        }
+    }
+
+    /// Latents [B, C, f, h, w] to clips.
+    pub fn decode(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
+        let frames = self.vae.decode_to_frames(latents);
+        clips(frames)
+    }
+
+    /// Rewards of clips, in order.
+    ///
+    /// # Errors
+    /// The first sample that a reward cannot score.
+    pub fn score(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
+        let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(|(&prompt, frames)| Sample { prompt, frames }).collect();
+        Ok(self.reward.score(&batch).into_iter().collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// The averaged weights, or the present ones where no average is kept.
+    pub fn exported_weights(&self) -> Vec<Tensor<1>> {
+        self.ema.as_ref().map_or_else(|| self.policy.params().snapshot(), |ema| ema.values.clone())
+    }
+}
+
+/// Frames [B, 3, F, H, W] in [0, 1] as clips.
+///
+/// # Errors
+/// None for tensors of that shape.
+pub fn clips(frames: Tensor<5>) -> Result<Vec<Frames>> {
+    let [_, channels, f, h, w] = frames.dims();
+    let values = to_floats(frames.permute([0, 2, 3, 4, 1]));
+    let clip = |values: &[f32]| Frames::new(f, h, w, values.to_vec());
+    Ok(values.chunks(channels * f * h * w).map(clip).collect::<std::result::Result<_, _>>()?)
+}
+
+/// The objective of a recipe.
+///
+/// # Errors
+/// Values that do not fit together.
+pub fn objective(settings: &Settings) -> Result<Objective> {
+    let (recipe, schedule) = (settings.recipe(), settings.schedule()?);
+    Ok(Objective {
+        weights: LossWeights::new(&recipe, &schedule)?,
+        noise_level: recipe.noise_level,
+        loss: ClippedLoss::new(settings.train.clip_range, settings.train.kl_beta)?,
+        ratio: recipe.ratio,
+        schedule,
+    })
+}
+
+fn weighted(settings: &[RewardSettings]) -> Weighted {
+    let build = |kind: RewardKind| -> Box<dyn Reward> {
+        match kind {
+            RewardKind::Shapes => Box::new(ShapesReward),
+        }
+    };
+    Weighted::new(settings.iter().map(|reward| (reward.weight, build(reward.kind))).collect())
+}

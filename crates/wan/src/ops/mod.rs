@@ -1,0 +1,60 @@
+//! The transformer's operations on the CPU in f32, each with its own gradient.
+//!
+//! The engine composes these from elementwise steps, each of which reads and writes a full-size tensor on one thread. Here
+//! an operation is one pass over rows, in parallel, and backward keeps its inputs and recomputes what is cheap.
+//!
+//! The same code computes plain and autodiff tensors, and a row's bits depend neither on the other rows of the batch nor on the
+//! number of threads: a replay gives exactly what the rollout gave. [`supports`] says where the operations can
+//! be used; elsewhere (another backend, bf16) the layers compose the engine's own operations.
+//!
+//! Read [`rows`] and [`matmul`] first: the others are formulas on top of them.
+
+mod attention;
+mod activation;
+mod gated;
+mod linear;
+mod matmul;
+mod norm;
+mod rotary_norm;
+mod rows;
+
+pub use activation::gelu_tanh;
+pub use attention::attention;
+pub use gated::gated_sum;
+pub use linear::{LowRank, linear};
+pub use norm::{Modulation, modulated_norm};
+pub use rotary_norm::rms_norm_rotate;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Tensor, TensorData};
+
+/// Whether a tensor can be given to these operations: on the CPU engine, in f32.
+pub fn supports<const D: usize>(x: &Tensor<D>) -> bool {
+    x.dtype() == DType::F32 && matches!(x.device().inner().as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Stands for an input that is absent: the engine's macro knows no optional tensors.
+fn absent<const D: usize, const R: usize>(x: &Tensor<R>) -> Tensor<D> {
+    Tensor::zeros([1; D], &x.device().inner())
+}
+
+/// # Panics
+/// If the tensor has another rank.
+fn dims<const D: usize>(x: &FlexTensor) -> [usize; D] {
+    let shape = x.layout().shape();
+    assert_eq!(shape.num_dims(), D, "rank");
+    std::array::from_fn(|i| shape[i])
+}
+
+/// The values of a contiguous tensor.
+///
+/// # Panics
+/// If the tensor is not f32 and contiguous, which the callers make sure of.
+fn floats(x: &FlexTensor) -> &[f32] {
+    x.as_slice::<f32>().expect("contiguous f32")
+}
+
+fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, shape))
+}
