@@ -15,6 +15,16 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Align a model with its rewards, as a recipe says.
+    Train(commands::train::TrainArgs),
+    /// Evaluate a model on held-out prompts, or an adapter against its base.
+    Eval(commands::eval::EvalArgs),
+    /// Show a resolved recipe, its step table, and what is trained.
+    Inspect(commands::inspect::InspectArgs),
+    /// Recompute recorded transitions: log-probs, ratios, loss, gradient norm, updates.
+    Replay(commands::replay::ReplayArgs),
+    /// Train the embedded moving-shapes model from scratch.
+    Pretrain(commands::pretrain::PretrainArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

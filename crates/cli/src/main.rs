@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod outputs;
 mod progress;
+mod watch;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -32,6 +33,11 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
+        Command::Train(args) => commands::train::run_command(&args),
+        Command::Eval(args) => commands::eval::run_command(&args),
+        Command::Inspect(args) => commands::inspect::run_command(&args),
+        Command::Replay(args) => commands::replay::run_command(&args),
+        Command::Pretrain(args) => commands::pretrain::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }
 }

@@ -4,8 +4,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
 /// A bar of `total` steps with an estimate of the time left.
-pub fn bar(label: &'static str, total: usize) -> ProgressBar {
-    styled(ProgressBar::new(total as u64), "{msg:<12} {wide_bar} {pos}/{len}  {elapsed} (left: {eta})").with_message(label)
+pub fn bar(label: impl Into<std::borrow::Cow<'static, str>>, total: usize) -> ProgressBar {
+    styled(ProgressBar::new(total as u64), "{msg:<12} {wide_bar} {pos}/{len}  {elapsed} (left: {eta})").with_message(label.into())
 }
 
 /// A sign of life for a phase of unknown length.

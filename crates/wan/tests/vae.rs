@@ -407,7 +407,7 @@ fn processor_time() -> f64 {
 #[ignore = "a measurement"]
 #[allow(clippy::print_stderr)]
 fn speed() {
-    const BATCH: usize = 2;
+    const BATCH: usize = 16;
     /// Wall and processor milliseconds per clip.
     fn measure(mut f: impl FnMut()) -> (f64, f64) {
         f();

@@ -3,7 +3,8 @@
 use crate::optimizer::AdamWConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use wan::error::Error;
 use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
 use wan::vae::VaeConfig;
@@ -75,6 +76,15 @@ impl<C> StageSettings<C> {
 }
 
 impl PretrainSettings {
+    /// Reads a recipe.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or the first key that does not fit, with its place.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::read(path, e))?;
+        toml::from_str(&text).map_err(|e| Error::invalid(path, e.to_string(), "compare with recipes/pretrain_moving_shapes.toml"))
+    }
+
     /// The scheduler file of the written model: what the Wan pipeline uses.
     pub(super) fn scheduler_config(&self) -> serde_json::Value {
         json!({

@@ -63,6 +63,34 @@ impl TransformerConfig {
         Ok(config)
     }
 
+    /// The sizes of a released text-to-video model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
+    /// `Wan2.1-T2V-14B-Diffusers`): enough to plan a run on a machine that does not have it.
+    pub fn released(folder: &str) -> Option<Self> {
+        let (num_attention_heads, ffn_dim, num_layers) = match folder.to_ascii_lowercase() {
+            name if !name.contains("wan2.1-t2v") => return None,
+            name if name.contains("1.3b") => (12, 8960, 30),
+            name if name.contains("14b") => (40, 13824, 40),
+            _ => return None,
+        };
+        Some(Self {
+            patch_size: [1, 2, 2],
+            num_attention_heads,
+            attention_head_dim: 128,
+            in_channels: 16,
+            out_channels: 16,
+            text_dim: 4096,
+            freq_dim: 256,
+            ffn_dim,
+            num_layers,
+            cross_attn_norm: true,
+            qk_norm: Some("rms_norm_across_heads".into()),
+            eps: 1e-6,
+            image_dim: None,
+            added_kv_proj_dim: None,
+            rope_max_seq_len: rope_default(),
+        })
+    }
+
     fn check(&self) -> std::result::Result<(), (String, &'static str)> {
         if self.image_dim.is_some() || self.added_kv_proj_dim.is_some() {
             return Err(("`image_dim`/`added_kv_proj_dim` is set".into(), "image-to-video models are not supported; use a text-to-video model"));
@@ -86,6 +114,37 @@ impl TransformerConfig {
         let mut json = serde_json::json!(self);
         json["_class_name"] = "WanTransformer3DModel".into();
         format!("{json:#}\n")
+    }
+
+    /// Every linear layer that can be adapted: (name, inputs, outputs), in the order of the model.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        let (dim, patch) = (self.dim(), self.patch_size.iter().product::<usize>());
+        let condition = "condition_embedder";
+        let mut layers = vec![
+            ("patch_embedding".to_owned(), self.in_channels * patch, dim),
+            (format!("{condition}.time_embedder.linear_1"), self.freq_dim, dim),
+            (format!("{condition}.time_embedder.linear_2"), dim, dim),
+            (format!("{condition}.time_proj"), dim, 6 * dim),
+            (format!("{condition}.text_embedder.linear_1"), self.text_dim, dim),
+            (format!("{condition}.text_embedder.linear_2"), dim, dim),
+        ];
+        for block in (0..self.num_layers).map(|i| format!("blocks.{i}")) {
+            for layer in ["attn1", "attn2"].iter().flat_map(|a| ["to_q", "to_k", "to_v", "to_out.0"].map(|l| format!("{block}.{a}.{l}"))) {
+                layers.push((layer, dim, dim));
+            }
+            layers.push((format!("{block}.ffn.net.0.proj"), dim, self.ffn_dim));
+            layers.push((format!("{block}.ffn.net.2"), self.ffn_dim, dim));
+        }
+        layers.push(("proj_out".to_owned(), dim, self.out_channels * patch));
+        layers
+    }
+
+    /// Parameters of the whole transformer.
+    pub fn num_parameters(&self) -> usize {
+        let dim = self.dim();
+        let linears: usize = self.linear_layers().iter().map(|(_, inputs, outputs)| (inputs + 1) * outputs).sum();
+        // per block: modulation table, affine norm, query and key norms of both attentions; head: its table
+        linears + self.num_layers * (6 + 2 + 4) * dim + 2 * dim
     }
 
     /// Features of a token: heads x head_dim.

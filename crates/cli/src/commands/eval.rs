@@ -1,0 +1,80 @@
+//! `flash-grpo eval`: the pinned evaluation of a model, or of an adapter against its base.
+
+use super::train::RecipeArgs;
+use crate::watch::Bars;
+use anyhow::Result;
+use burn::tensor::Device;
+use clap::Args;
+use std::path::PathBuf;
+use train::evaluate::{Evaluated, compare, evaluate};
+use train::trainer::Trainer;
+
+/// Arguments of `eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Adapter to compare with the base on the same noise.
+    #[arg(long, value_name = "PATH")]
+    lora: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad input.
+pub fn run_command(args: &EvalArgs) -> Result<()> {
+    let settings = args.recipe.load()?;
+    let device = Device::flex();
+    let trainer = Trainer::new(settings, &device)?;
+    // the fresh adapter changes nothing, but an adapter given is to be the only one
+    wan::lora::Lora::detach(&trainer.policy.transformer.linears);
+    let adapter = match &args.lora {
+        Some(path) => Some(wan::lora::load(path, &trainer.policy.transformer.linears)?),
+        None => None,
+    };
+    let mut bars = Bars::default();
+    let before = evaluate(&trainer, "base", &mut |event| bars.show(event))?;
+    let Some(adapter) = adapter else {
+        return print_one(&before, args.json);
+    };
+    adapter.attach(&trainer.policy.transformer.linears, &device)?;
+    let after = evaluate(&trainer, "adapter", &mut |event| bars.show(event))?;
+    let eval = &trainer.settings.eval;
+    let comparison = compare(&before, &after, eval.bootstrap, eval.seed);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&comparison)?);
+        return Ok(());
+    }
+    let [low, high] = comparison.eval_reward_interval;
+    let (b, a) = (comparison.eval_reward_before, comparison.eval_reward_after);
+    println!("base {b:.4}   adapter {a:.4}   difference {:+.4}, 95 % interval [{low:+.4}, {high:+.4}]", comparison.eval_reward_difference);
+    for (name, [before, after]) in &comparison.components {
+        println!("  {name:<16} {before:.3} -> {after:.3}");
+    }
+    Ok(())
+}
+
+fn print_one(evaluated: &[Evaluated], json: bool) -> Result<()> {
+    let comparison = compare(evaluated, evaluated, 1, 0);
+    let components: serde_json::Map<String, serde_json::Value> =
+        comparison.components.iter().map(|(name, [value, _])| (name.clone(), (*value).into())).collect();
+    if json {
+        let report = serde_json::json!({
+            "eval_reward": comparison.eval_reward_before,
+            "components": components,
+            "num_prompts": comparison.num_prompts,
+            "num_samples": comparison.num_samples,
+        });
+        println!("{report:#}");
+        return Ok(());
+    }
+    println!("reward {:.4} over {} samples of {} prompts", comparison.eval_reward_before, comparison.num_samples, comparison.num_prompts);
+    for (name, [value, _]) in &comparison.components {
+        println!("  {name:<16} {value:.3}");
+    }
+    Ok(())
+}

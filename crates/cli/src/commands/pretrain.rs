@@ -1,0 +1,39 @@
+//! `flash-grpo pretrain`: trains the embedded moving-shapes model from scratch.
+
+use crate::progress;
+use anyhow::Result;
+use burn::tensor::Device;
+use clap::Args;
+use indicatif::ProgressBar;
+use std::path::PathBuf;
+use train::pretrain::{PretrainSettings, pretrain};
+
+/// Arguments of `pretrain`.
+#[derive(Debug, Args)]
+pub struct PretrainArgs {
+    /// The recipe, for instance recipes/pretrain_moving_shapes.toml.
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A recipe that cannot be read; a folder that cannot be written.
+pub fn run_command(args: &PretrainArgs) -> Result<()> {
+    let settings = PretrainSettings::load(&args.recipe)?;
+    let mut bar: Option<(&'static str, ProgressBar)> = None;
+    pretrain(&settings, &Device::flex(), &mut |p| {
+        if bar.as_ref().is_none_or(|(stage, _)| *stage != p.stage) {
+            bar = Some((p.stage, progress::bar(p.stage, p.steps)));
+        }
+        if let Some((_, bar)) = &bar {
+            bar.set_position(p.step as u64);
+            if bar.is_hidden() && (p.step % 100 == 0 || p.step == p.steps) {
+                eprintln!("{} {}/{}  loss {:.4}", p.stage, p.step, p.steps, p.loss);
+            }
+        }
+    })?;
+    println!("wrote {}", settings.output.display());
+    Ok(())
+}
