@@ -92,16 +92,31 @@ fn bad_input_gets_one_clear_message() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let output = dir.path().join("out.gif");
     let with = |options: &[&str]| refused(sample(&output).args(["--prompt", "snow"]).args(options));
-    assert_eq!(with(&["--guidance-scale", "0.5"]), "error: guidance_scale is `0.5`: it must be a number from 1 up\nhint: 1 is no guidance; Wan is usually sampled with 5\n");
-    assert_eq!(with(&["--num-inference-steps", "0"]), "error: num_inference_steps is `0`: expected 1 to 1000\nhint: 20 for training and 50 for evaluation are the published values\n");
-    assert_eq!(with(&["--lora", "nowhere"]), "error: cannot read `nowhere`: No such file or directory (os error 2)\nhint: check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)\n");
+    assert_eq!(
+        with(&["--guidance-scale", "0.5"]),
+        "error: guidance_scale is `0.5`: it must be a number from 1 up\nhint: 1 is no guidance; Wan is usually sampled with 5\n"
+    );
+    assert_eq!(
+        with(&["--num-inference-steps", "0"]),
+        "error: num_inference_steps is `0`: expected 1 to 1000\nhint: 20 for training and 50 for evaluation are the published values\n"
+    );
+    assert_eq!(
+        with(&["--lora", "nowhere"]),
+        "error: cannot read `nowhere`: No such file or directory (os error 2)\nhint: check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)\n"
+    );
     assert_eq!(with(&["--fps", "0"]), "error: fps is `0`: it must be above 0 and at most 1000\nhint: Wan videos play at 16\n");
-    assert!(with(&["--init-latents", "golden/pipeline.safetensors"]).starts_with("error: `golden/pipeline.safetensors`: no tensor `latents`\nhint: "));
+    assert!(
+        with(&["--init-latents", "golden/pipeline.safetensors"])
+            .starts_with("error: `golden/pipeline.safetensors`: no tensor `latents`\nhint: ")
+    );
     assert!(with(&["--solver", "heun"]).contains("[possible values: unipc, euler]"));
 
     let missing = refused(sample(&output).args(["--prompt", "snow", "--model", "wan-tiny/vae"]));
     assert!(missing.contains("the argument '--model <DIR>' cannot be used multiple times"), "{missing}");
-    assert_eq!(refused(sample(&output).args(["--prompt", "a\u{7}b"])), "error: prompt is `a\\u{7}b`: character 2 is the control character U+0007\nhint: remove it; was the text copied from a terminal or a binary file?\n");
+    assert_eq!(
+        refused(sample(&output).args(["--prompt", "a\u{7}b"])),
+        "error: prompt is `a\\u{7}b`: character 2 is the control character U+0007\nhint: remove it; was the text copied from a terminal or a binary file?\n"
+    );
     assert!(!output.exists());
 }
 
@@ -112,6 +127,9 @@ fn outputs_are_checked_before_the_work() {
         refused(command.args(["sample", "--model", "no-such-model", "--prompt", "snow", "--output", output]))
     };
     assert_eq!(refuse("out.avi"), "error: cannot tell the video format of `out.avi`\nhint: name the file `.mp4` or `.gif`\n");
-    assert_eq!(refuse("no-such-folder/out.mp4"), "error: cannot write `no-such-folder/out.mp4`: there is no folder `no-such-folder`\nhint: create it first\n");
+    assert_eq!(
+        refuse("no-such-folder/out.mp4"),
+        "error: cannot write `no-such-folder/out.mp4`: there is no folder `no-such-folder`\nhint: create it first\n"
+    );
     assert!(refuse("out.mp4").starts_with("error: cannot read `no-such-model`: "));
 }

@@ -30,12 +30,7 @@ pub enum AdvantageScale {
 ///
 /// # Panics
 /// If there is not one reward per sample of the layout.
-pub fn advantages(
-    rewards: &[f64],
-    layout: &GroupLayout,
-    scale: AdvantageScale,
-    clip: f64,
-) -> Vec<f64> {
+pub fn advantages(rewards: &[f64], layout: &GroupLayout, scale: AdvantageScale, clip: f64) -> Vec<f64> {
     assert_eq!(rewards.len(), layout.num_samples(), "one reward per sample");
     let batch_std = std(rewards, 0.0);
     let mut result = Vec::with_capacity(rewards.len());
@@ -49,11 +44,7 @@ pub fn advantages(
         };
         let constant = group.iter().all(|&reward| reward == group[0]);
         let centre = if constant { group[0] } else { mean(group) };
-        result.extend(
-            group
-                .iter()
-                .map(|reward| ((reward - centre) / divisor).clamp(-clip, clip)),
-        );
+        result.extend(group.iter().map(|reward| ((reward - centre) / divisor).clamp(-clip, clip)));
     }
     result
 }

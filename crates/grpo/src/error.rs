@@ -59,17 +59,7 @@ impl Error {
         }
     }
 
-    pub(crate) fn out_of_range(
-        field: &'static str,
-        got: impl ToString,
-        expected: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> Error {
-        Error::OutOfRange {
-            field,
-            got: got.to_string(),
-            expected: expected.into(),
-            hint: hint.into(),
-        }
+    pub(crate) fn out_of_range(field: &'static str, got: impl ToString, expected: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::OutOfRange { field, got: got.to_string(), expected: expected.into(), hint: hint.into() }
     }
 }

@@ -20,26 +20,13 @@ impl GroupLayout {
     /// No prompts, or a group of fewer than two rollouts.
     pub fn new(num_prompts: usize, group_size: usize) -> Result<GroupLayout, Error> {
         if num_prompts == 0 {
-            return Err(Error::out_of_range(
-                "prompts_per_iteration",
-                num_prompts,
-                "at least 1",
-                "24 is the published value",
-            ));
+            return Err(Error::out_of_range("prompts_per_iteration", num_prompts, "at least 1", "24 is the published value"));
         }
         if group_size < 2 {
             let hint = "a rollout is judged against the others of its prompt; 8 or more is stable";
-            return Err(Error::out_of_range(
-                "group_size",
-                group_size,
-                "at least 2",
-                hint,
-            ));
+            return Err(Error::out_of_range("group_size", group_size, "at least 2", hint));
         }
-        Ok(GroupLayout {
-            num_prompts,
-            group_size,
-        })
+        Ok(GroupLayout { num_prompts, group_size })
     }
 
     /// Number of prompts, one group each.

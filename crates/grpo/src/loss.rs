@@ -30,23 +30,13 @@ pub struct RatioNormalisation {
 
 impl RatioNormalisation {
     /// The plain ratio: no drift, scale 1.
-    pub const NONE: RatioNormalisation = RatioNormalisation {
-        drift: 0.0,
-        scale: 1.0,
-    };
+    pub const NONE: RatioNormalisation = RatioNormalisation { drift: 0.0, scale: 1.0 };
 
     /// From the mean over elements of `(v - v_old)^2`, `v_old` the velocity during the rollout.
-    pub fn new(
-        kind: RatioKind,
-        transition: &Transition,
-        mean_square_velocity_change: f64,
-    ) -> RatioNormalisation {
+    pub fn new(kind: RatioKind, transition: &Transition, mean_square_velocity_change: f64) -> RatioNormalisation {
         match kind {
             RatioKind::Plain => RatioNormalisation::NONE,
-            RatioKind::Normalised => RatioNormalisation {
-                drift: transition.kl(mean_square_velocity_change),
-                scale: transition.std,
-            },
+            RatioKind::Normalised => RatioNormalisation { drift: transition.kl(mean_square_velocity_change), scale: transition.std },
         }
     }
 }
@@ -86,36 +76,17 @@ impl ClippedLoss {
     pub fn new(clip_range: f64, kl_beta: f64) -> Result<ClippedLoss, Error> {
         if !(clip_range.is_finite() && clip_range > 0.0) {
             let hint = "the published value is 1e-3; it is in units of the mean log-probability per element";
-            return Err(Error::out_of_range(
-                "clip_range",
-                clip_range,
-                "a positive number",
-                hint,
-            ));
+            return Err(Error::out_of_range("clip_range", clip_range, "a positive number", hint));
         }
         if !(kl_beta.is_finite() && kl_beta >= 0.0) {
-            return Err(Error::out_of_range(
-                "kl_beta",
-                kl_beta,
-                "0 or a positive number",
-                "0 switches the KL penalty off",
-            ));
+            return Err(Error::out_of_range("kl_beta", kl_beta, "0 or a positive number", "0 switches the KL penalty off"));
         }
-        Ok(ClippedLoss {
-            clip_range,
-            kl_beta,
-        })
+        Ok(ClippedLoss { clip_range, kl_beta })
     }
 
     /// The term of one sample with the plain ratio. `advantage` is already clamped, `weight` the step's loss weight.
     pub fn term(&self, log_prob: f64, old_log_prob: f64, advantage: f64, weight: f64) -> LossTerm {
-        self.normalised_term(
-            log_prob,
-            old_log_prob,
-            advantage,
-            weight,
-            RatioNormalisation::NONE,
-        )
+        self.normalised_term(log_prob, old_log_prob, advantage, weight, RatioNormalisation::NONE)
     }
 
     /// The same with GRPO-Guard's ratio.
@@ -133,11 +104,7 @@ impl ClippedLoss {
         let unclipped = -advantage * ratio;
         let clipped = -advantage * ratio.clamp(low, high);
         // d(-A ratio)/d log_prob = -A ratio scale; the clipped branch is flat, and equal to the other inside the range
-        let slope = if unclipped >= clipped {
-            unclipped * scale
-        } else {
-            0.0
-        };
+        let slope = if unclipped >= clipped { unclipped * scale } else { 0.0 };
         LossTerm {
             loss: weight * unclipped.max(clipped),
             grad_log_prob: weight * slope,

@@ -35,14 +35,8 @@ impl LossWeights {
     pub fn new(recipe: &Recipe, schedule: &Schedule) -> Result<LossWeights, Error> {
         recipe.validate(schedule.num_steps())?;
         let pool = recipe.stochastic.pool(schedule.num_steps());
-        let raw: Vec<f64> = pool
-            .iter()
-            .map(|&step| raw_weight(recipe, schedule, step))
-            .collect();
-        if let Some(place) = raw
-            .iter()
-            .position(|weight| !(weight.is_finite() && *weight > 0.0))
-        {
+        let raw: Vec<f64> = pool.iter().map(|&step| raw_weight(recipe, schedule, step)).collect();
+        if let Some(place) = raw.iter().position(|weight| !(weight.is_finite() && *weight > 0.0)) {
             return Err(Error::Conflict {
                 field: "noise_level",
                 got: format!("{:?}", recipe.noise_level).to_lowercase(),

@@ -63,9 +63,7 @@ impl NoiseLevel {
         match name {
             "linear" => Some(NoiseLevel::Linear { eta: one() }),
             "flow" => Some(NoiseLevel::Flow { a: flow_scale() }),
-            "constant" => Some(NoiseLevel::Constant {
-                eta: constant_eta(),
-            }),
+            "constant" => Some(NoiseLevel::Constant { eta: constant_eta() }),
             "cps" => Some(NoiseLevel::Cps { eta: cps_eta() }),
             _ => None,
         }
@@ -82,18 +80,11 @@ impl NoiseLevel {
         let sigma = schedule.sigma(step);
         match *self {
             NoiseLevel::Linear { eta } => {
-                let (sigma_max, sigma_min) = (
-                    schedule.sigmas()[1],
-                    schedule.sigmas()[schedule.num_steps()],
-                );
+                let (sigma_max, sigma_min) = (schedule.sigmas()[1], schedule.sigmas()[schedule.num_steps()]);
                 eta * (sigma_min + (sigma_max - sigma_min) * sigma)
             }
             NoiseLevel::Flow { a } => {
-                let guarded = if step == 0 {
-                    schedule.sigmas()[1]
-                } else {
-                    sigma
-                };
+                let guarded = if step == 0 { schedule.sigmas()[1] } else { sigma };
                 a * (sigma / (1.0 - guarded)).sqrt()
             }
             NoiseLevel::Constant { eta } => eta,
@@ -104,9 +95,7 @@ impl NoiseLevel {
     /// Standard deviation of the step: `s sqrt(h)`, or `sigma' sin(eta pi / 2)` for `Cps`.
     pub(crate) fn std(&self, schedule: &Schedule, step: usize) -> f64 {
         match *self {
-            NoiseLevel::Cps { eta } => {
-                schedule.sigma_next(step) * (eta * std::f64::consts::FRAC_PI_2).sin()
-            }
+            NoiseLevel::Cps { eta } => schedule.sigma_next(step) * (eta * std::f64::consts::FRAC_PI_2).sin(),
             _ => self.level(schedule, step) * (-schedule.dt(step)).sqrt(),
         }
     }
@@ -115,20 +104,14 @@ impl NoiseLevel {
     /// A parameter that is not a positive number, or an `eta` of `Cps` above 1.
     pub fn validate(&self) -> Result<(), Error> {
         let (field, value, limit) = match *self {
-            NoiseLevel::Linear { eta } | NoiseLevel::Constant { eta } => {
-                ("noise_level.eta", eta, f64::INFINITY)
-            }
+            NoiseLevel::Linear { eta } | NoiseLevel::Constant { eta } => ("noise_level.eta", eta, f64::INFINITY),
             NoiseLevel::Flow { a } => ("noise_level.a", a, f64::INFINITY),
             NoiseLevel::Cps { eta } => ("noise_level.eta", eta, 1.0),
         };
         if value.is_finite() && value > 0.0 && value <= limit {
             return Ok(());
         }
-        let expected = if limit == 1.0 {
-            "a number above 0 and at most 1"
-        } else {
-            "a positive number"
-        };
+        let expected = if limit == 1.0 { "a number above 0 and at most 1" } else { "a positive number" };
         let hint = "without noise every rollout of a group is the same and nothing can be learned";
         Err(Error::out_of_range(field, value, expected, hint))
     }

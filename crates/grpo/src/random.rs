@@ -95,13 +95,7 @@ mod tests {
     use super::*;
 
     fn key(rollout: u64, purpose: Purpose) -> Key {
-        Key {
-            seed: 1,
-            iteration: 2,
-            prompt: 3,
-            rollout,
-            purpose,
-        }
+        Key { seed: 1, iteration: 2, prompt: 3, rollout, purpose }
     }
 
     #[test]
@@ -130,10 +124,7 @@ mod tests {
         let n = x.len() as f64;
         let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
         let variance = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n - mean * mean;
-        assert!(
-            mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02,
-            "mean {mean}, variance {variance}"
-        );
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02, "mean {mean}, variance {variance}");
     }
 
     #[test]

@@ -77,9 +77,7 @@ impl TrainedSteps {
         match *self {
             TrainedSteps::All => count,
             // the margin keeps 0.6 * 15 = 9 from becoming 8
-            TrainedSteps::Fraction { fraction } => {
-                (fraction * count as f64 + 1e-9).floor() as usize
-            }
+            TrainedSteps::Fraction { fraction } => (fraction * count as f64 + 1e-9).floor() as usize,
         }
     }
 }
@@ -141,14 +139,7 @@ impl Recipe {
     ///
     /// # Panics
     /// If the recipe does not [`validate`](Recipe::validate) for `num_steps`.
-    pub fn plan(
-        &self,
-        seed: u64,
-        iteration: u64,
-        prompt: u64,
-        rollout: u64,
-        num_steps: usize,
-    ) -> StepPlan {
+    pub fn plan(&self, seed: u64, iteration: u64, prompt: u64, rollout: u64, num_steps: usize) -> StepPlan {
         StepPlan::new(self, seed, iteration, [prompt, rollout], num_steps)
     }
 }

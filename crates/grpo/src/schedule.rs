@@ -34,17 +34,10 @@ impl SigmaGrid {
         match self {
             SigmaGrid::Unipc => {
                 let alphas = linspace(1.0, lowest, n + 1);
-                alphas[1..]
-                    .iter()
-                    .rev()
-                    .map(|alpha| f(1.0 - alpha))
-                    .collect()
+                alphas[1..].iter().rev().map(|alpha| f(1.0 - alpha)).collect()
             }
             SigmaGrid::Unipc037 => {
-                let mut sigmas: Vec<f64> = linspace(1.0, lowest, n + 1)[..n]
-                    .iter()
-                    .map(|&u| f(u))
-                    .collect();
+                let mut sigmas: Vec<f64> = linspace(1.0, lowest, n + 1)[..n].iter().map(|&u| f(u)).collect();
                 sigmas[0] -= 1e-6;
                 sigmas
             }
@@ -52,14 +45,8 @@ impl SigmaGrid {
                 // The constructor shifts sigma_min in f32, set_timesteps shifts the whole line again (wan.md).
                 let shift32 = shift as f32;
                 let sigma_min = shift32 * 0.001 / (1.0 + (shift32 - 1.0) * 0.001);
-                let line = linspace(
-                    NUM_TRAIN_TIMESTEPS,
-                    f64::from(sigma_min) * NUM_TRAIN_TIMESTEPS,
-                    n,
-                );
-                line.iter()
-                    .map(|timestep| f(timestep / NUM_TRAIN_TIMESTEPS))
-                    .collect()
+                let line = linspace(NUM_TRAIN_TIMESTEPS, f64::from(sigma_min) * NUM_TRAIN_TIMESTEPS, n);
+                line.iter().map(|timestep| f(timestep / NUM_TRAIN_TIMESTEPS)).collect()
             }
         }
     }
@@ -94,31 +81,17 @@ impl Schedule {
     pub fn new(grid: SigmaGrid, num_inference_steps: usize, shift: f64) -> Result<Schedule, Error> {
         if !(1..=1000).contains(&num_inference_steps) {
             let hint = "20 for training and 50 for evaluation are the published values";
-            return Err(Error::out_of_range(
-                "num_inference_steps",
-                num_inference_steps,
-                "1 to 1000",
-                hint,
-            ));
+            return Err(Error::out_of_range("num_inference_steps", num_inference_steps, "1 to 1000", hint));
         }
         if !(shift.is_finite() && shift > 0.0) {
             let hint = "Wan uses 3 for 480p and 5 for 720p; 1 means no shift";
-            return Err(Error::out_of_range(
-                "shift",
-                shift,
-                "a positive number",
-                hint,
-            ));
+            return Err(Error::out_of_range("shift", shift, "a positive number", hint));
         }
         let exact = grid.values(num_inference_steps, shift);
         let timesteps = exact.iter().map(|&sigma| grid.timestep(sigma)).collect();
         let sigmas: Vec<f64> = exact.into_iter().chain([0.0]).map(through_f32).collect();
         check(&sigmas)?;
-        Ok(Schedule {
-            grid,
-            sigmas,
-            timesteps,
-        })
+        Ok(Schedule { grid, sigmas, timesteps })
     }
 
     /// A schedule from a recorded table (`N + 1` values, the last one 0).
@@ -132,20 +105,9 @@ impl Schedule {
     pub fn from_sigmas(grid: SigmaGrid, sigmas: Vec<f64>) -> Result<Schedule, Error> {
         let sigmas: Vec<f64> = sigmas.into_iter().map(through_f32).collect();
         check(&sigmas)?;
-        let margin = if grid == SigmaGrid::Euler {
-            0.0
-        } else {
-            5e-5 / NUM_TRAIN_TIMESTEPS
-        };
-        let timesteps = sigmas[..sigmas.len() - 1]
-            .iter()
-            .map(|sigma| grid.timestep(sigma + margin))
-            .collect();
-        Ok(Schedule {
-            grid,
-            sigmas,
-            timesteps,
-        })
+        let margin = if grid == SigmaGrid::Euler { 0.0 } else { 5e-5 / NUM_TRAIN_TIMESTEPS };
+        let timesteps = sigmas[..sigmas.len() - 1].iter().map(|sigma| grid.timestep(sigma + margin)).collect();
+        Ok(Schedule { grid, sigmas, timesteps })
     }
 
     /// The grid this schedule was laid out by.
@@ -168,21 +130,13 @@ impl Schedule {
     /// # Panics
     /// If `step` is not below [`num_steps`](Schedule::num_steps), like every method below.
     pub fn sigma(&self, step: usize) -> f64 {
-        assert!(
-            step < self.num_steps(),
-            "step {step} of a schedule of {} steps",
-            self.num_steps()
-        );
+        assert!(step < self.num_steps(), "step {step} of a schedule of {} steps", self.num_steps());
         self.sigmas[step]
     }
 
     /// `sigma'` at which `step` ends.
     pub fn sigma_next(&self, step: usize) -> f64 {
-        assert!(
-            step < self.num_steps(),
-            "step {step} of a schedule of {} steps",
-            self.num_steps()
-        );
+        assert!(step < self.num_steps(), "step {step} of a schedule of {} steps", self.num_steps());
         self.sigmas[step + 1]
     }
 
@@ -215,36 +169,19 @@ fn through_f32(value: f64) -> f64 {
 
 fn check(sigmas: &[f64]) -> Result<(), Error> {
     if sigmas.len() < 2 {
-        return Err(Error::out_of_range(
-            "sigmas",
-            sigmas.len(),
-            "at least two values",
-            "one step needs a start and an end",
-        ));
+        return Err(Error::out_of_range("sigmas", sigmas.len(), "at least two values", "one step needs a start and an end"));
     }
     for (index, &got) in sigmas.iter().enumerate() {
         if !(0.0..=1.0).contains(&got) {
-            return Err(Error::Sigmas {
-                index,
-                got,
-                expected: "a value between 0 and 1",
-            });
+            return Err(Error::Sigmas { index, got, expected: "a value between 0 and 1" });
         }
         if index > 0 && got >= sigmas[index - 1] {
-            return Err(Error::Sigmas {
-                index,
-                got,
-                expected: "less than the sigma before it",
-            });
+            return Err(Error::Sigmas { index, got, expected: "less than the sigma before it" });
         }
     }
     let last = sigmas.len() - 1;
     if sigmas[last] != 0.0 {
-        return Err(Error::Sigmas {
-            index: last,
-            got: sigmas[last],
-            expected: "0 at the end",
-        });
+        return Err(Error::Sigmas { index: last, got: sigmas[last], expected: "0 at the end" });
     }
     Ok(())
 }

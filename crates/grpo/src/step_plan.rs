@@ -18,32 +18,16 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    pub(crate) fn new(
-        recipe: &Recipe,
-        seed: u64,
-        iteration: u64,
-        who: [u64; 2],
-        num_steps: usize,
-    ) -> StepPlan {
+    pub(crate) fn new(recipe: &Recipe, seed: u64, iteration: u64, who: [u64; 2], num_steps: usize) -> StepPlan {
         // Sharing is nothing but forgetting coordinates: whoever has the same key has the same plan.
         let [prompt, rollout] = match recipe.sharing {
             StepSharing::PerIteration => [0, 0],
             StepSharing::PerPrompt => [who[0], 0],
             StepSharing::PerRollout => who,
         };
-        let mut rng = Key {
-            seed,
-            iteration,
-            prompt,
-            rollout,
-            purpose: Purpose::Plan,
-        }
-        .rng();
+        let mut rng = Key { seed, iteration, prompt, rollout, purpose: Purpose::Plan }.rng();
         let stochastic = stochastic_steps(recipe, iteration, num_steps, &mut rng);
-        assert!(
-            stochastic.iter().all(|&step| step + 1 < num_steps),
-            "the recipe does not fit {num_steps} steps"
-        );
+        assert!(stochastic.iter().all(|&step| step + 1 < num_steps), "the recipe does not fit {num_steps} steps");
         let mut trained = stochastic.clone();
         let count = recipe.trained.count(trained.len());
         if count < trained.len() {
@@ -51,10 +35,7 @@ impl StepPlan {
             trained.truncate(count);
             trained.sort_unstable();
         }
-        StepPlan {
-            stochastic,
-            trained,
-        }
+        StepPlan { stochastic, trained }
     }
 
     /// Whether `step` draws noise.
@@ -73,26 +54,14 @@ impl StepPlan {
     }
 }
 
-fn stochastic_steps(
-    recipe: &Recipe,
-    iteration: u64,
-    num_steps: usize,
-    rng: &mut ChaCha8Rng,
-) -> Vec<usize> {
+fn stochastic_steps(recipe: &Recipe, iteration: u64, num_steps: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     let window = |start: usize, len: usize| (start..start + len).collect();
     match recipe.stochastic {
         StochasticSteps::All => window(0, num_steps - 1),
         StochasticSteps::Random { count, pool } => window(index_below(rng, pool), count),
-        StochasticSteps::Sliding {
-            size,
-            stride,
-            every,
-        } => {
+        StochasticSteps::Sliding { size, stride, every } => {
             let places = (num_steps - size) as u64; // the last step stays out
-            window(
-                ((iteration / every).wrapping_mul(stride as u64) % places) as usize,
-                size,
-            )
+            window(((iteration / every).wrapping_mul(stride as u64) % places) as usize, size)
         }
     }
 }

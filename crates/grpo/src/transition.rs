@@ -31,20 +31,12 @@ impl Transition {
     /// # Panics
     /// If `step` is not a step of the schedule, as everywhere here.
     pub fn ode(schedule: &Schedule, step: usize) -> Transition {
-        Transition {
-            latents_coef: 1.0,
-            velocity_coef: schedule.dt(step),
-            std: 0.0,
-        }
+        Transition { latents_coef: 1.0, velocity_coef: schedule.dt(step), std: 0.0 }
     }
 
     /// The stochastic step with the given noise level.
     pub fn stochastic(schedule: &Schedule, noise_level: &NoiseLevel, step: usize) -> Transition {
-        let (sigma, sigma_next, dt) = (
-            schedule.sigma(step),
-            schedule.sigma_next(step),
-            schedule.dt(step),
-        );
+        let (sigma, sigma_next, dt) = (schedule.sigma(step), schedule.sigma_next(step), schedule.dt(step));
         let std = noise_level.std(schedule, step);
         if let NoiseLevel::Cps { .. } = noise_level {
             // x0 and x1 are read off x and v, then mixed again at sigma': (1-sigma') x0 + r x1, r^2 + std^2 = sigma'^2
@@ -57,11 +49,7 @@ impl Transition {
         }
         let level = noise_level.level(schedule, step);
         let drift = level * level / (2.0 * sigma);
-        Transition {
-            latents_coef: 1.0 + drift * dt,
-            velocity_coef: (1.0 + drift * (1.0 - sigma)) * dt,
-            std,
-        }
+        Transition { latents_coef: 1.0 + drift * dt, velocity_coef: (1.0 + drift * (1.0 - sigma)) * dt, std }
     }
 
     /// `a x + b v` for one element.

@@ -6,11 +6,7 @@ use grpo::*;
 use proptest::prelude::*;
 
 fn grid() -> impl Strategy<Value = SigmaGrid> {
-    prop_oneof![
-        Just(SigmaGrid::Unipc),
-        Just(SigmaGrid::Unipc037),
-        Just(SigmaGrid::Euler)
-    ]
+    prop_oneof![Just(SigmaGrid::Unipc), Just(SigmaGrid::Unipc037), Just(SigmaGrid::Euler)]
 }
 
 fn noise_level() -> impl Strategy<Value = NoiseLevel> {
@@ -31,12 +27,7 @@ prop_compose! {
 }
 
 fn close(got: f64, want: f64, tolerance: f64) -> Result<(), TestCaseError> {
-    prop_assert!(
-        (got - want).abs() <= tolerance * (1.0 + want.abs()),
-        "got {}, want {}",
-        got,
-        want
-    );
+    prop_assert!((got - want).abs() <= tolerance * (1.0 + want.abs()), "got {}, want {}", got, want);
     Ok(())
 }
 
@@ -186,34 +177,16 @@ fn every_step_of_the_pool_is_drawn() {
             counts[recipe.plan(7, iteration, prompt, 0, 20).stochastic[0]] += 1;
         }
     }
-    assert!(
-        counts.iter().all(|&count| (850..1150).contains(&count)),
-        "{counts:?}"
-    );
-    let distinct: std::collections::HashSet<_> = (0..24)
-        .map(|prompt| recipe.plan(7, 0, prompt, 0, 20).stochastic)
-        .collect();
-    assert!(
-        distinct.len() > 5,
-        "prompts of a batch have different steps"
-    );
+    assert!(counts.iter().all(|&count| (850..1150).contains(&count)), "{counts:?}");
+    let distinct: std::collections::HashSet<_> = (0..24).map(|prompt| recipe.plan(7, 0, prompt, 0, 20).stochastic).collect();
+    assert!(distinct.len() > 5, "prompts of a batch have different steps");
 }
 
 #[test]
 fn the_window_slides_and_starts_over() {
     let recipe = Recipe::named("mixgrpo").unwrap();
     let start = |iteration| recipe.plan(1, iteration, 0, 0, 25).stochastic[0];
-    assert_eq!(
-        [
-            start(0),
-            start(24),
-            start(25),
-            start(50),
-            start(25 * 20),
-            start(25 * 21)
-        ],
-        [0, 0, 1, 2, 20, 0]
-    );
+    assert_eq!([start(0), start(24), start(25), start(50), start(25 * 20), start(25 * 21)], [0, 0, 1, 2, 20, 0]);
     assert_eq!(recipe.plan(1, 500, 0, 0, 25).stochastic, [20, 21, 22, 23]);
 }
 
@@ -236,40 +209,18 @@ fn nonsense_is_refused_with_a_hint() {
         message(flash(), 10),
         "stochastic.pool: `stochastic.pool` is `10`, expected 1 to 9; 10 steps leave 0 to 8 for noise, the last one stays deterministic"
     );
-    let no_steps = Recipe {
-        stochastic: StochasticSteps::Random { count: 0, pool: 3 },
-        ..flash()
-    };
+    let no_steps = Recipe { stochastic: StochasticSteps::Random { count: 0, pool: 3 }, ..flash() };
     assert!(message(no_steps, 10).starts_with("stochastic.count"));
-    let half_a_step = Recipe {
-        trained: TrainedSteps::Fraction { fraction: 0.5 },
-        ..flash()
-    };
+    let half_a_step = Recipe { trained: TrainedSteps::Fraction { fraction: 0.5 }, ..flash() };
     assert!(message(half_a_step, 20).starts_with("trained.fraction"));
-    let silent = Recipe {
-        noise_level: NoiseLevel::Linear { eta: 0.0 },
-        ..flash()
-    };
+    let silent = Recipe { noise_level: NoiseLevel::Linear { eta: 0.0 }, ..flash() };
     assert!(message(silent, 20).starts_with("noise_level.eta"));
-    let twice = Recipe {
-        loss_weight: LossWeight::NoiseLevel,
-        ..Recipe::named("grpo-guard").unwrap()
-    };
+    let twice = Recipe { loss_weight: LossWeight::NoiseLevel, ..Recipe::named("grpo-guard").unwrap() };
     assert!(message(twice, 20).starts_with("loss_weight"));
     assert!(GroupLayout::new(4, 1).is_err() && GroupLayout::new(0, 8).is_err());
     assert!(ClippedLoss::new(0.0, 0.0).is_err() && ClippedLoss::new(1e-3, -1.0).is_err());
-    assert!(
-        Schedule::new(SigmaGrid::Unipc, 0, 3.0).is_err()
-            && Schedule::new(SigmaGrid::Unipc, 10, f64::NAN).is_err()
-    );
-    for sigmas in [
-        vec![],
-        vec![0.0],
-        vec![1.0, 1.0, 0.0],
-        vec![1.0, 0.5],
-        vec![1.5, 0.0],
-        vec![f64::NAN, 0.0],
-    ] {
+    assert!(Schedule::new(SigmaGrid::Unipc, 0, 3.0).is_err() && Schedule::new(SigmaGrid::Unipc, 10, f64::NAN).is_err());
+    for sigmas in [vec![], vec![0.0], vec![1.0, 1.0, 0.0], vec![1.0, 0.5], vec![1.5, 0.0], vec![f64::NAN, 0.0]] {
         assert!(Schedule::from_sigmas(SigmaGrid::Unipc, sigmas).is_err());
     }
 }
@@ -278,15 +229,9 @@ fn nonsense_is_refused_with_a_hint() {
 fn every_named_recipe_is_valid_and_survives_serde() {
     for name in Recipe::NAMES {
         let recipe = Recipe::named(name).unwrap();
-        recipe
-            .validate(25)
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        recipe.validate(25).unwrap_or_else(|error| panic!("{name}: {error}"));
         let text = serde_json::to_string(&recipe).unwrap();
-        assert_eq!(
-            serde_json::from_str::<Recipe>(&text).unwrap(),
-            recipe,
-            "{text}"
-        );
+        assert_eq!(serde_json::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
     }
     assert!(Recipe::named("ppo").is_none());
 }

@@ -161,15 +161,9 @@ impl FromStr for Caption {
     fn from_str(caption: &str) -> Result<Self, CaptionError> {
         let words: Vec<&str> = caption.split_whitespace().collect();
         let ["a", color, shape, "moves", motion] = words[..] else {
-            return Err(CaptionError::Form {
-                caption: caption.to_owned(),
-            });
+            return Err(CaptionError::Form { caption: caption.to_owned() });
         };
-        Ok(Self {
-            color: color.parse()?,
-            shape: shape.parse()?,
-            motion: motion.parse()?,
-        })
+        Ok(Self { color: color.parse()?, shape: shape.parse()?, motion: motion.parse()? })
     }
 }
 
@@ -178,11 +172,7 @@ pub fn all_captions() -> Vec<Caption> {
     let mut captions = Vec::with_capacity(Color::ALL.len() * Shape::ALL.len() * Motion::ALL.len());
     for color in Color::ALL {
         for shape in Shape::ALL {
-            captions.extend(Motion::ALL.map(|motion| Caption {
-                color,
-                shape,
-                motion,
-            }));
+            captions.extend(Motion::ALL.map(|motion| Caption { color, shape, motion }));
         }
     }
     captions
@@ -190,10 +180,7 @@ pub fn all_captions() -> Vec<Caption> {
 
 /// The 54 captions a model may be trained on: those that are not [held out](held_out_captions).
 pub fn train_captions() -> Vec<Caption> {
-    all_captions()
-        .into_iter()
-        .filter(|caption| !is_held_out(caption))
-        .collect()
+    all_captions().into_iter().filter(|caption| !is_held_out(caption)).collect()
 }
 
 /// The 18 captions kept for evaluation: every attribute value is trained, these combinations are not.

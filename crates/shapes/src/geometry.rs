@@ -28,17 +28,9 @@ impl Shape {
         let (side, up, down) = match self {
             Self::Circle => (1.0, 1.0, 1.0),
             Self::Square => (SQUARE_HALF_SIDE, SQUARE_HALF_SIDE, SQUARE_HALF_SIDE),
-            Self::Triangle => (
-                TRIANGLE_CIRCUMRADIUS * SIN_60,
-                TRIANGLE_CIRCUMRADIUS,
-                TRIANGLE_CIRCUMRADIUS / 2.0,
-            ),
+            Self::Triangle => (TRIANGLE_CIRCUMRADIUS * SIN_60, TRIANGLE_CIRCUMRADIUS, TRIANGLE_CIRCUMRADIUS / 2.0),
         };
-        Extent {
-            side: side * radius,
-            up: up * radius,
-            down: down * radius,
-        }
+        Extent { side: side * radius, up: up * radius, down: down * radius }
     }
 
     /// The share of a pixel covered by the shape, in [0, 1], anti-aliased.
@@ -82,20 +74,9 @@ mod tests {
                     sum_y += coverage * y;
                 }
             }
-            assert!(
-                (area / ideal - 1.0).abs() < 0.005,
-                "{shape}: area {area}, ideal {ideal}"
-            );
-            assert!(
-                sum_x.abs() / area < 1e-3,
-                "{shape}: centroid x {}",
-                sum_x / area
-            );
-            assert!(
-                sum_y.abs() / area < 0.05,
-                "{shape}: centroid y {}",
-                sum_y / area
-            );
+            assert!((area / ideal - 1.0).abs() < 0.005, "{shape}: area {area}, ideal {ideal}");
+            assert!(sum_x.abs() / area < 1e-3, "{shape}: centroid x {}", sum_x / area);
+            assert!(sum_y.abs() / area < 0.05, "{shape}: centroid y {}", sum_y / area);
         }
     }
 }

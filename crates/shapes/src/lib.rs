@@ -20,8 +20,6 @@ mod observe;
 mod render;
 mod score;
 
-pub use caption::{
-    Caption, CaptionError, Color, Motion, Shape, all_captions, held_out_captions, train_captions,
-};
+pub use caption::{Caption, CaptionError, Color, Motion, Shape, all_captions, held_out_captions, train_captions};
 pub use render::{BACKGROUND, RenderOptions, render};
 pub use score::{Score, score};

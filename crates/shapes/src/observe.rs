@@ -56,21 +56,14 @@ pub(crate) fn ramp(x: f32, (zero, one): (f32, f32)) -> f32 {
 /// ```
 pub(crate) fn observe(frames: &Frames) -> Vec<FrameView> {
     let mut mask = vec![0.0; frames.height() * frames.width()];
-    frames
-        .iter()
-        .map(|frame| observe_frame(frame, frames.width(), &mut mask))
-        .collect()
+    frames.iter().map(|frame| observe_frame(frame, frames.width(), &mut mask)).collect()
 }
 
 fn observe_frame(frame: &[f32], width: usize, mask: &mut [f32]) -> FrameView {
     let background = median(frame);
     let mut view = FrameView::default();
     let (mut sum_x, mut sum_y, mut texture) = (0.0, 0.0, 0.0);
-    for (row, (pixels, mask)) in frame
-        .chunks_exact(width * 3)
-        .zip(mask.chunks_exact_mut(width))
-        .enumerate()
-    {
+    for (row, (pixels, mask)) in frame.chunks_exact(width * 3).zip(mask.chunks_exact_mut(width)).enumerate() {
         for (column, (pixel, mask)) in pixels.chunks_exact(3).zip(mask).enumerate() {
             let pixel = [pixel[0], pixel[1], pixel[2]].map(unit);
             let distance = distance(pixel, background);
@@ -85,8 +78,7 @@ fn observe_frame(frame: &[f32], width: usize, mask: &mut [f32]) -> FrameView {
         }
     }
     let background_area = (mask.len() as f32 - view.area).max(1.0);
-    view.background = ramp(distance(background, BACKGROUND), BACKGROUND_SHIFT)
-        * ramp(texture / background_area, BACKGROUND_TEXTURE);
+    view.background = ramp(distance(background, BACKGROUND), BACKGROUND_SHIFT) * ramp(texture / background_area, BACKGROUND_TEXTURE);
     if view.area > 0.0 {
         view.centroid = (sum_x / view.area, sum_y / view.area);
         view.overlap = Shape::ALL.map(|shape| view.overlap_with(shape, mask, width));
@@ -111,13 +103,8 @@ impl FrameView {
         let distances = Color::ALL.map(|color| distance(pixel, color.rgb()));
         for (index, sum) in self.color.iter_mut().enumerate() {
             let own = distances[index];
-            let others = distances
-                .iter()
-                .enumerate()
-                .filter(|&(other, _)| other != index);
-            let other = others
-                .map(|(_, &distance)| distance)
-                .fold(f32::INFINITY, f32::min);
+            let others = distances.iter().enumerate().filter(|&(other, _)| other != index);
+            let other = others.map(|(_, &distance)| distance).fold(f32::INFINITY, f32::min);
             let (other, cubed) = (other.powi(3), own.powi(3));
             let share = other / (other + cubed).max(f32::MIN_POSITIVE);
             *sum += weight * share * ramp(own, COLOR_REACH);
@@ -133,8 +120,7 @@ impl FrameView {
         let mut intersection = 0.0;
         for row in pixels(y - extent.up, y + extent.down, mask.len() / width) {
             for column in pixels(x - extent.side, x + extent.side, width) {
-                let coverage =
-                    shape.coverage(column as f32 + 0.5 - x, row as f32 + 0.5 - y, radius);
+                let coverage = shape.coverage(column as f32 + 0.5 - x, row as f32 + 0.5 - y, radius);
                 intersection += coverage.min(mask[row * width + column]);
             }
         }

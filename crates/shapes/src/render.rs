@@ -36,11 +36,7 @@ pub struct RenderOptions {
 impl Default for RenderOptions {
     /// 9 frames of 64 x 64, the size of the embedded model.
     fn default() -> Self {
-        Self {
-            num_frames: 9,
-            height: 64,
-            width: 64,
-        }
+        Self { num_frames: 9, height: 64, width: 64 }
     }
 }
 
@@ -52,11 +48,7 @@ impl Default for RenderOptions {
 ///
 /// When a size in `options` is zero.
 pub fn render(caption: &Caption, rng: &mut impl Rng, options: &RenderOptions) -> Frames {
-    let &RenderOptions {
-        num_frames,
-        height,
-        width,
-    } = options;
+    let &RenderOptions { num_frames, height, width } = options;
     let scene = Scene::draw(caption, rng, options);
     let mut data = Vec::with_capacity(num_frames * height * width * 3);
     for index in 0..num_frames {
@@ -95,11 +87,7 @@ impl Scene {
         let Extent { side, up, down } = caption.shape.extent(radius);
         let x = start(uniform(rng, (0.0, 1.0)), width, (side, side), move_x);
         let y = start(uniform(rng, (0.0, 1.0)), height, (up, down), move_y);
-        Self {
-            radius,
-            start: (x, y),
-            end: (x + move_x, y + move_y),
-        }
+        Self { radius, start: (x, y), end: (x + move_x, y + move_y) }
     }
 
     /// The centroid in frame `index`.

@@ -79,19 +79,10 @@ pub fn score(frames: &Frames, caption: &Caption) -> Score {
 
     let object = object(&views, &weights, &path);
     let color = color(&views, &weights, caption);
-    let shape = weighted_mean(
-        views.iter().map(|view| shape_margin(view, caption)),
-        &weights,
-    );
+    let shape = weighted_mean(views.iter().map(|view| shape_margin(view, caption)), &weights);
     let motion = motion(&path, caption.motion);
     let total = object * (color + shape + motion) / 3.0;
-    Score {
-        total,
-        color,
-        shape,
-        motion,
-        object,
-    }
+    Score { total, color, shape, motion, object }
 }
 
 /// How much one frame looks like one object of the demo world on its background.
@@ -119,30 +110,14 @@ fn object(views: &[FrameView], weights: &[f32], path: &Path) -> f32 {
 
 fn color(views: &[FrameView], weights: &[f32], caption: &Caption) -> f32 {
     let index = caption.color.index();
-    let total: f32 = views
-        .iter()
-        .zip(weights)
-        .map(|(view, weight)| weight * view.color_weight)
-        .sum();
-    let matching: f32 = views
-        .iter()
-        .zip(weights)
-        .map(|(view, weight)| weight * view.color[index])
-        .sum();
-    if total > 0.0 {
-        (matching / total).min(1.0)
-    } else {
-        0.0
-    }
+    let total: f32 = views.iter().zip(weights).map(|(view, weight)| weight * view.color_weight).sum();
+    let matching: f32 = views.iter().zip(weights).map(|(view, weight)| weight * view.color[index]).sum();
+    if total > 0.0 { (matching / total).min(1.0) } else { 0.0 }
 }
 
 fn shape_margin(view: &FrameView, caption: &Caption) -> f32 {
     let wanted = caption.shape.index();
-    let others = view
-        .overlap
-        .iter()
-        .enumerate()
-        .filter(|&(index, _)| index != wanted);
+    let others = view.overlap.iter().enumerate().filter(|&(index, _)| index != wanted);
     let best_other = others.map(|(_, &overlap)| overlap).fold(0.0, f32::max);
     ramp(view.overlap[wanted] - best_other, SHAPE_MARGIN)
 }
@@ -173,50 +148,25 @@ impl Path {
     fn fit(views: &[FrameView], weights: &[f32], (width, height): (f32, f32)) -> Self {
         let last = (views.len().max(2) - 1) as f32;
         let times = || (0..views.len()).map(|index| index as f32 / last);
-        let xs = || {
-            views
-                .iter()
-                .map(|view| view.centroid.0 / (width * NOMINAL_TRAVEL))
-        };
-        let ys = || {
-            views
-                .iter()
-                .map(|view| view.centroid.1 / (height * NOMINAL_TRAVEL))
-        };
-        let (mean_t, mean_x, mean_y) = (
-            weighted_mean(times(), weights),
-            weighted_mean(xs(), weights),
-            weighted_mean(ys(), weights),
-        );
+        let xs = || views.iter().map(|view| view.centroid.0 / (width * NOMINAL_TRAVEL));
+        let ys = || views.iter().map(|view| view.centroid.1 / (height * NOMINAL_TRAVEL));
+        let (mean_t, mean_x, mean_y) = (weighted_mean(times(), weights), weighted_mean(xs(), weights), weighted_mean(ys(), weights));
         let variance = weighted_mean(times().map(|t| (t - mean_t).powi(2)), weights);
         if variance <= 0.0 {
             return Self::default();
         }
-        let slope_x = weighted_mean(
-            times().zip(xs()).map(|(t, x)| (t - mean_t) * (x - mean_x)),
-            weights,
-        ) / variance;
-        let slope_y = weighted_mean(
-            times().zip(ys()).map(|(t, y)| (t - mean_t) * (y - mean_y)),
-            weights,
-        ) / variance;
-        let residuals = times().zip(xs().zip(ys())).map(|(t, (x, y))| {
-            (x - mean_x - slope_x * (t - mean_t)).powi(2)
-                + (y - mean_y - slope_y * (t - mean_t)).powi(2)
-        });
-        Self {
-            displacement: (slope_x, slope_y),
-            wander: weighted_mean(residuals, weights).sqrt(),
-        }
+        let slope_x = weighted_mean(times().zip(xs()).map(|(t, x)| (t - mean_t) * (x - mean_x)), weights) / variance;
+        let slope_y = weighted_mean(times().zip(ys()).map(|(t, y)| (t - mean_t) * (y - mean_y)), weights) / variance;
+        let residuals = times()
+            .zip(xs().zip(ys()))
+            .map(|(t, (x, y))| (x - mean_x - slope_x * (t - mean_t)).powi(2) + (y - mean_y - slope_y * (t - mean_t)).powi(2));
+        Self { displacement: (slope_x, slope_y), wander: weighted_mean(residuals, weights).sqrt() }
     }
 }
 
 /// The mean of `values` weighted by `weights`; 0 where all weights are.
 fn weighted_mean(values: impl Iterator<Item = f32>, weights: &[f32]) -> f32 {
     let total: f32 = weights.iter().sum();
-    let sum: f32 = values
-        .zip(weights)
-        .map(|(value, weight)| value * weight)
-        .sum();
+    let sum: f32 = values.zip(weights).map(|(value, weight)| value * weight).sum();
     if total > 0.0 { sum / total } else { 0.0 }
 }

@@ -3,84 +3,41 @@
 mod common;
 
 use proptest::prelude::*;
-use shapes::{
-    BACKGROUND, Caption, Color, Motion, RenderOptions, Shape, all_captions, held_out_captions,
-    render, score, train_captions,
-};
+use shapes::{BACKGROUND, Caption, Color, Motion, RenderOptions, Shape, all_captions, held_out_captions, render, score, train_captions};
 use video::Frames;
 
 #[test]
 fn the_split_is_disjoint_complete_and_balanced() {
     let (all, train, held_out) = (all_captions(), train_captions(), held_out_captions());
     assert_eq!((all.len(), train.len(), held_out.len()), (72, 54, 18));
-    assert!(
-        all.iter()
-            .all(|caption| train.contains(caption) != held_out.contains(caption))
-    );
+    assert!(all.iter().all(|caption| train.contains(caption) != held_out.contains(caption)));
 }
 
 #[test]
 fn every_attribute_is_held_out_equally_often() {
     let (train, held_out) = (train_captions(), held_out_captions());
     for color in Color::ALL {
-        assert_eq!(
-            held_out
-                .iter()
-                .filter(|caption| caption.color == color)
-                .count(),
-            3
-        );
+        assert_eq!(held_out.iter().filter(|caption| caption.color == color).count(), 3);
     }
     for shape in Shape::ALL {
-        assert_eq!(
-            held_out
-                .iter()
-                .filter(|caption| caption.shape == shape)
-                .count(),
-            6
-        );
+        assert_eq!(held_out.iter().filter(|caption| caption.shape == shape).count(), 6);
     }
     for motion in Motion::ALL {
-        let count = held_out
-            .iter()
-            .filter(|caption| caption.motion == motion)
-            .count();
+        let count = held_out.iter().filter(|caption| caption.motion == motion).count();
         assert!((4..=5).contains(&count), "{motion}: {count}");
     }
-    for (color, shape) in Color::ALL
-        .into_iter()
-        .flat_map(|color| Shape::ALL.map(|shape| (color, shape)))
-    {
+    for (color, shape) in Color::ALL.into_iter().flat_map(|color| Shape::ALL.map(|shape| (color, shape))) {
         let same = |caption: &&Caption| caption.color == color && caption.shape == shape;
-        assert_eq!(
-            (
-                train.iter().filter(same).count(),
-                held_out.iter().filter(same).count()
-            ),
-            (3, 1)
-        );
+        assert_eq!((train.iter().filter(same).count(), held_out.iter().filter(same).count()), (3, 1));
     }
 }
 
 #[test]
 fn errors_name_what_is_wrong() {
-    let message = |text: &str| {
-        text.parse::<Caption>()
-            .expect_err("not a caption")
-            .to_string()
-    };
-    assert_eq!(
-        message("a rod circle moves right"),
-        "unknown color `rod` (expected one of: red, green, blue, yellow, purple, cyan)"
-    );
-    assert_eq!(
-        message("a red cube moves right"),
-        "unknown shape `cube` (expected one of: circle, square, triangle)"
-    );
-    assert_eq!(
-        message("a red circle moves away"),
-        "unknown motion `away` (expected one of: left, right, up, down)"
-    );
+    let message = |text: &str| text.parse::<Caption>().expect_err("not a caption").to_string();
+    assert_eq!(message("a rod circle moves right"), "unknown color `rod` (expected one of: red, green, blue, yellow, purple, cyan)");
+    assert_eq!(message("a red cube moves right"), "unknown shape `cube` (expected one of: circle, square, triangle)");
+    assert_eq!(message("a red circle moves away"), "unknown motion `away` (expected one of: left, right, up, down)");
     let form = "does not read `a <color> <shape> moves <direction>`";
     assert_eq!(message("a red circle"), format!("`a red circle` {form}"));
     assert_eq!(message(""), format!("`` {form}"));
@@ -97,26 +54,12 @@ fn a_clip_is_a_function_of_caption_and_seed() {
 fn objects_stay_in_frame() {
     for (num_frames, height, width) in [(9, 64, 64), (9, 48, 80), (5, 60, 32)] {
         for (seed, caption) in all_captions().into_iter().enumerate() {
-            let options = RenderOptions {
-                num_frames,
-                height,
-                width,
-            };
+            let options = RenderOptions { num_frames, height, width };
             let frames = render(&caption, &mut common::rng(seed as u64), &options);
-            let ink = |f| -> f32 {
-                frames
-                    .frame(f)
-                    .iter()
-                    .map(|value| (value - BACKGROUND[0]).abs())
-                    .sum()
-            };
+            let ink = |f| -> f32 { frames.frame(f).iter().map(|value| (value - BACKGROUND[0]).abs()).sum() };
             let first = ink(0);
             for f in 1..num_frames {
-                assert!(
-                    (ink(f) / first - 1.0).abs() < 0.02,
-                    "{caption}: {} then {first}",
-                    ink(f)
-                );
+                assert!((ink(f) / first - 1.0).abs() < 0.02, "{caption}: {} then {first}", ink(f));
             }
         }
     }

@@ -19,10 +19,7 @@ fn true_totals(change: impl Fn(Frames, u64) -> Frames, options: &RenderOptions) 
             totals.push(score(&frames, &caption).total);
         }
     }
-    (
-        totals.iter().sum::<f32>() / totals.len() as f32,
-        totals.iter().copied().fold(1.0, f32::min),
-    )
+    (totals.iter().sum::<f32>() / totals.len() as f32, totals.iter().copied().fold(1.0, f32::min))
 }
 
 #[test]
@@ -30,18 +27,9 @@ fn true_clips_score_near_one() {
     let options = RenderOptions::default();
     for (name, (mean, worst)) in [
         ("clean", true_totals(|frames, _| frames, &options)),
-        (
-            "noise 0.05",
-            true_totals(|frames, seed| noisy(&frames, 0.05, seed), &options),
-        ),
-        (
-            "blur 1 px",
-            true_totals(|frames, _| blur(&frames), &options),
-        ),
-        (
-            "blur and noise",
-            true_totals(|frames, seed| noisy(&blur(&frames), 0.05, seed), &options),
-        ),
+        ("noise 0.05", true_totals(|frames, seed| noisy(&frames, 0.05, seed), &options)),
+        ("blur 1 px", true_totals(|frames, _| blur(&frames), &options)),
+        ("blur and noise", true_totals(|frames, seed| noisy(&blur(&frames), 0.05, seed), &options)),
     ] {
         eprintln!("{name}: mean {mean:.4}, worst {worst:.4}");
         assert!(worst >= 0.95, "{name}: worst {worst}");
@@ -50,27 +38,11 @@ fn true_clips_score_near_one() {
 
 #[test]
 fn true_clips_of_other_sizes_score_near_one() {
-    for (num_frames, height, width) in [
-        (5, 64, 64),
-        (17, 64, 64),
-        (9, 48, 80),
-        (9, 32, 32),
-        (5, 120, 208),
-    ] {
-        let (mean, worst) = true_totals(
-            |frames, _| frames,
-            &RenderOptions {
-                num_frames,
-                height,
-                width,
-            },
-        );
+    for (num_frames, height, width) in [(5, 64, 64), (17, 64, 64), (9, 48, 80), (9, 32, 32), (5, 120, 208)] {
+        let (mean, worst) = true_totals(|frames, _| frames, &RenderOptions { num_frames, height, width });
         eprintln!("{num_frames}x{height}x{width}: mean {mean:.4}, worst {worst:.4}");
         // At 32 pixels the outline is a large part of the object.
-        assert!(
-            worst >= if height < 48 { 0.93 } else { 0.95 },
-            "{num_frames}x{height}x{width}: worst {worst}"
-        );
+        assert!(worst >= if height < 48 { 0.93 } else { 0.95 }, "{num_frames}x{height}x{width}: worst {worst}");
     }
 }
 
@@ -96,30 +68,12 @@ fn mismatched_captions_score_low() {
 fn each_attribute_is_told_by_its_own_component() {
     for (seed, caption) in all_captions().into_iter().enumerate() {
         let frames = clip(&caption, seed as u64);
-        let colors = Color::ALL
-            .into_iter()
-            .filter(|&color| color != caption.color);
-        assert!(
-            colors
-                .map(|color| score(&frames, &Caption { color, ..caption }).color)
-                .all(|s| s < 0.1)
-        );
-        let shapes = Shape::ALL
-            .into_iter()
-            .filter(|&shape| shape != caption.shape);
-        assert!(
-            shapes
-                .map(|shape| score(&frames, &Caption { shape, ..caption }).shape)
-                .all(|s| s < 0.1)
-        );
-        let motions = Motion::ALL
-            .into_iter()
-            .filter(|&motion| motion != caption.motion);
-        assert!(
-            motions
-                .map(|motion| score(&frames, &Caption { motion, ..caption }).motion)
-                .all(|s| s < 0.1)
-        );
+        let colors = Color::ALL.into_iter().filter(|&color| color != caption.color);
+        assert!(colors.map(|color| score(&frames, &Caption { color, ..caption }).color).all(|s| s < 0.1));
+        let shapes = Shape::ALL.into_iter().filter(|&shape| shape != caption.shape);
+        assert!(shapes.map(|shape| score(&frames, &Caption { shape, ..caption }).shape).all(|s| s < 0.1));
+        let motions = Motion::ALL.into_iter().filter(|&motion| motion != caption.motion);
+        assert!(motions.map(|motion| score(&frames, &Caption { motion, ..caption }).motion).all(|s| s < 0.1));
     }
 }
 

@@ -131,11 +131,8 @@ mod tests {
 
     #[test]
     fn the_interval_of_a_mean_is_that_of_a_normal() {
-        let values: Vec<f64> = Key { seed: 3, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }
-            .normals(400)
-            .into_iter()
-            .map(f64::from)
-            .collect();
+        let values: Vec<f64> =
+            Key { seed: 3, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.normals(400).into_iter().map(f64::from).collect();
         let (centre, half) = (mean(values.iter().copied()), 1.96 * crate::iteration::std_of(&values) / 20.0);
         let [low, high] = bootstrap(&values, 10_000, 1);
         assert!((low - (centre - half)).abs() < 0.01 && (high - (centre + half)).abs() < 0.01, "{low} {high}");

@@ -183,7 +183,14 @@ impl Batch {
         metrics
     }
 
-    fn metrics(&self, trainer: &Trainer, rollouts: &[Rollouts], rewards: &[RewardBreakdown], updates: &[UpdateMetrics], clock: Clock) -> IterationMetrics {
+    fn metrics(
+        &self,
+        trainer: &Trainer,
+        rollouts: &[Rollouts],
+        rewards: &[RewardBreakdown],
+        updates: &[UpdateMetrics],
+        clock: Clock,
+    ) -> IterationMetrics {
         let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
         let groups: Vec<f64> = (0..trainer.layout.num_prompts()).map(|p| std_of(&values[trainer.layout.samples(p)])).collect();
         let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));

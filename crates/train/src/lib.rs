@@ -2,23 +2,23 @@
 //!
 //! Start reading at [`iteration`](mod@iteration): prompts -> plan -> rollout -> reward -> advantages -> update.
 
+pub mod checkpoint;
+pub mod checks;
+pub mod collective;
+mod error;
+pub mod evaluate;
+pub mod events;
 pub mod iteration;
-pub mod rollout;
-pub mod replay;
-pub mod update;
 pub mod optimizer;
 pub mod policy;
-pub mod prompts;
-pub mod evaluate;
-pub mod checks;
-pub mod trainer;
-pub mod run;
-pub mod checkpoint;
-pub mod recording;
-pub mod events;
-pub mod collective;
-pub mod settings;
 pub mod pretrain;
-mod error;
+pub mod prompts;
+pub mod recording;
+pub mod replay;
+pub mod rollout;
+pub mod run;
+pub mod settings;
+pub mod trainer;
+pub mod update;
 
 pub use error::{Error, Result};

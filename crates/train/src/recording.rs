@@ -152,9 +152,8 @@ impl Header {
     fn objective(&self, sigmas: Vec<f32>, path: &Path) -> Result<Objective> {
         let noise_level = match &self.noise_level {
             NamedNoiseLevel::Full(level) => *level,
-            NamedNoiseLevel::Name(name) => NoiseLevel::named(name).ok_or_else(|| {
-                Error::recording(path, format!("`noise_level` is `{name}`"), "`linear`, `flow`, `constant` or `cps`")
-            })?,
+            NamedNoiseLevel::Name(name) => NoiseLevel::named(name)
+                .ok_or_else(|| Error::recording(path, format!("`noise_level` is `{name}`"), "`linear`, `flow`, `constant` or `cps`"))?,
         };
         let schedule = Schedule::from_sigmas(SigmaGrid::Unipc, sigmas.into_iter().map(f64::from).collect())?;
         let stochastic = StochasticSteps::Random { count: 1, pool: self.step_pool };

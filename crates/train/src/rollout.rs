@@ -50,7 +50,13 @@ fn transition(plan: &StepPlan, schedule: &Schedule, noise_level: &NoiseLevel, st
 }
 
 /// x' = a x + b v + std eps
-fn draw(latents: &Tensor<5>, velocity: &Tensor<5>, transitions: &[Transition], step: usize, noise: &dyn Fn(usize, usize) -> Vec<f32>) -> Tensor<5> {
+fn draw(
+    latents: &Tensor<5>,
+    velocity: &Tensor<5>,
+    transitions: &[Transition],
+    step: usize,
+    noise: &dyn Fn(usize, usize) -> Vec<f32>,
+) -> Tensor<5> {
     let mean = transition_mean(latents, velocity, transitions);
     if transitions.iter().all(|t| t.std == 0.0) {
         return mean;

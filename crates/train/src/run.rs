@@ -1,7 +1,7 @@
 //! A whole run: checks, evaluation before, iterations, evaluation after, and the run folder with the evidence.
 
-use crate::checks::{CheckReport, self_check};
 use crate::checkpoint;
+use crate::checks::{CheckReport, self_check};
 use crate::error::{Error, Result};
 use crate::evaluate::{Comparison, Evaluated, compare, evaluate};
 use crate::events::{Event, Watch};
@@ -91,9 +91,11 @@ const ADAPTER: &str = "adapter";
 
 fn describe(trainer: &Trainer) -> String {
     let params = trainer.policy.params();
-    let kind = trainer.policy.lora.as_ref().map_or("all weights".to_owned(), |lora| {
-        format!("LoRA of rank {} on {} layers", lora.config.rank, params.len() / 2)
-    });
+    let kind = trainer
+        .policy
+        .lora
+        .as_ref()
+        .map_or("all weights".to_owned(), |lora| format!("LoRA of rank {} on {} layers", lora.config.rank, params.len() / 2));
     format!("{}: {kind}, {} parameters trained", trainer.settings.method.name, params.num_elements())
 }
 

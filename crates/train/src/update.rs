@@ -58,7 +58,14 @@ impl Objective {
     ///
     /// The loss is a function of few scalars, so it is computed in f64; what enters the graph is
     /// `sum_i d loss/d log_prob_i * d log_prob_i/d ms_i * ms_i`, whose gradient is that of the loss.
-    pub fn backward(&self, policy: &Policy, batch: &TransitionBatch, count: usize, gradients: &mut GradientSum, metrics: &mut UpdateMetrics) {
+    pub fn backward(
+        &self,
+        policy: &Policy,
+        batch: &TransitionBatch,
+        count: usize,
+        gradients: &mut GradientSum,
+        metrics: &mut UpdateMetrics,
+    ) {
         let transitions = self.transitions(&batch.steps);
         let replayed = batch.replay(policy, &self.schedule, &transitions, true);
         let change = self.velocity_change(batch, &replayed);
@@ -68,7 +75,8 @@ impl Objective {
         let mut surrogate = weighted_sum(&replayed.mean_square_residual, slopes);
         if let Some(change) = &change {
             // the normalised ratio also depends on v through its drift lambda^2/2 ms(v - v_old)
-            surrogate = surrogate + weighted_sum(change, terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.kl(1.0)));
+            surrogate =
+                surrogate + weighted_sum(change, terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.kl(1.0)));
         }
         if self.loss.kl_beta > 0.0 {
             let distance = self.reference_distance(policy, batch, &replayed);

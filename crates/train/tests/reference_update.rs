@@ -1,7 +1,10 @@
 //! A complete Flash-GRPO update (rollout, advantages, three optimizer steps) against the public Python libraries.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use grpo::{AdvantageScale, ClippedLoss, GroupLayout, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, Schedule, SigmaGrid, StepPlan, advantages};
+use grpo::{
+    AdvantageScale, ClippedLoss, GroupLayout, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, Schedule, SigmaGrid, StepPlan,
+    advantages,
+};
 use std::path::PathBuf;
 use train::collective::Alone;
 use train::optimizer::{AdamW, AdamWConfig};

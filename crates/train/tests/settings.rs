@@ -4,15 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use train::settings::{
-    DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, ShapesSplit,
-    read_prompt_file,
-};
+use train::settings::{DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, ShapesSplit, read_prompt_file};
 
 fn recipe_path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../recipes")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name)
 }
 
 fn with(overrides: &[&str]) -> Result<Settings, SettingsError> {
@@ -22,15 +17,9 @@ fn with(overrides: &[&str]) -> Result<Settings, SettingsError> {
 
 /// The message of the built-in recipe with one change to its text.
 fn message(from: &str, to: &str) -> String {
-    assert!(
-        DEFAULT_RECIPE.contains(from),
-        "no `{from}` in the built-in recipe"
-    );
+    assert!(DEFAULT_RECIPE.contains(from), "no `{from}` in the built-in recipe");
     let text = DEFAULT_RECIPE.replacen(from, to, 1);
-    format!(
-        "error: {}\n",
-        Settings::parse("mine.toml", &text, &[]).unwrap_err()
-    )
+    format!("error: {}\n", Settings::parse("mine.toml", &text, &[]).unwrap_err())
 }
 
 #[test]
@@ -52,47 +41,29 @@ fn mistakes_in_a_file() {
         ("pool = 5", "pol = 5"),
         ("type = \"random\"", "type = \"ramdom\""),
         ("name = \"flash-grpo\"", "name = \"flashgrpo\""),
-        (
-            "initial_noise = \"shared-in-group\"",
-            "initial_noise = \"shared\"",
-        ),
-        (
-            "initial_noise = \"shared-in-group\"",
-            "noise_level = { type = \"linear\", eta = 0.0 }",
-        ),
+        ("initial_noise = \"shared-in-group\"", "initial_noise = \"shared\""),
+        ("initial_noise = \"shared-in-group\"", "noise_level = { type = \"linear\", eta = 0.0 }"),
         ("clip_range = 1e-3", "clip_range = 0.0"),
         ("clip_range = 1e-3", "learning_rate = 1e-3"),
         ("betas = [0.9, 0.999]", "betas = [0.9, 1.5]"),
         ("betas = [0.9, 0.999]", "betas = [0.9]"),
         ("grid = \"unipc\"", "grid = \"ddim\""),
         ("shift = 3.0", "shift = 0.0"),
-        (
-            "target_modules = [\"to_q\", \"to_k\", \"to_v\", \"to_out.0\"]",
-            "target_modules = []",
-        ),
+        ("target_modules = [\"to_q\", \"to_k\", \"to_v\", \"to_out.0\"]", "target_modules = []"),
         ("type = \"lora\"", "type = \"qlora\""),
         ("rank = 16", "rank = 0"),
         ("rank = 16", "ranks = 16"),
         ("[optimizer]", "[optimiser]"),
-        (
-            "[[reward]]\ntype = \"shapes\"",
-            "[[reward]]\ntype = \"shape\"",
-        ),
+        ("[[reward]]\ntype = \"shapes\"", "[[reward]]\ntype = \"shape\""),
         ("weight = 1.0", "weight = 0.0"),
         ("eval = \"shapes:held-out\"", "eval = \"shapes:heldout\""),
-        (
-            "eval = \"shapes:held-out\"",
-            "eval = \"shapes:held-out\"\nnegative = \"blurry\\u0007\"",
-        ),
+        ("eval = \"shapes:held-out\"", "eval = \"shapes:held-out\"\nnegative = \"blurry\\u0007\""),
         ("solver = \"euler\"", "solver = \"heun\""),
         ("save_rollouts = false", "save_rollouts = 1"),
         ("seed = 1", "seed = 1\nseed = 2"),
         ("[model]\npath = \"models/moving-shapes\"", ""),
     ];
-    let report: String = mistakes
-        .iter()
-        .map(|(from, to)| format!("# {}\n{}\n", to.replace('\n', " | "), message(from, to)))
-        .collect();
+    let report: String = mistakes.iter().map(|(from, to)| format!("# {}\n{}\n", to.replace('\n', " | "), message(from, to))).collect();
     insta::assert_snapshot!("mistakes_in_a_file", report);
 }
 
@@ -116,15 +87,8 @@ fn mistakes_in_overrides() {
         "seed.x=1",
         "output_dir=2",
     ];
-    let report: String = mistakes
-        .iter()
-        .map(|text| {
-            format!(
-                "error: {}\n\n",
-                with(&["seed=3", text, "train.iterations=2"]).expect_err(text)
-            )
-        })
-        .collect();
+    let report: String =
+        mistakes.iter().map(|text| format!("error: {}\n\n", with(&["seed=3", text, "train.iterations=2"]).expect_err(text))).collect();
     insta::assert_snapshot!("mistakes_in_overrides", report);
 }
 
@@ -144,43 +108,23 @@ fn mistakes_in_files_it_names() {
     let model = format!("model.path={}", index.display());
     let prompts = |path: PathBuf| vec![model.clone(), format!("prompts.train={}", path.display())];
     let cases = [
-        vec![format!(
-            "model.path={}",
-            folder.path().join("nothing").display()
-        )],
+        vec![format!("model.path={}", folder.path().join("nothing").display())],
         vec![format!("model.path={}", file("a-file", b"").display())],
         vec![format!("model.path={}", no_index.display())],
         prompts(folder.path().join("nothing.txt")),
         prompts(file("empty.txt", b"\n# only a comment\n\n")),
-        prompts(file(
-            "control.txt",
-            b"a red circle\na \x1b[31mred\x1b[0m circle\n",
-        )),
+        prompts(file("control.txt", b"a red circle\na \x1b[31mred\x1b[0m circle\n")),
         prompts(file("latin1.txt", b"caf\xe9\n")),
     ];
     let report: String = cases
         .iter()
-        .map(|overrides| {
-            format!(
-                "error: {}\n\n",
-                Settings::load(None, overrides)
-                    .unwrap()
-                    .check_files()
-                    .unwrap_err()
-            )
-        })
+        .map(|overrides| format!("error: {}\n\n", Settings::load(None, overrides).unwrap().check_files().unwrap_err()))
         .collect();
     let report = report.replace(&folder.path().display().to_string(), "FOLDER");
     insta::assert_snapshot!("mistakes_in_files_it_names", report);
-    let good = prompts(file(
-        "good.txt",
-        "# two prompts\n a red circle \n\n\u{4e00}\n".as_bytes(),
-    ));
+    let good = prompts(file("good.txt", "# two prompts\n a red circle \n\n\u{4e00}\n".as_bytes()));
     Settings::load(None, &good).unwrap().check_files().unwrap();
-    assert_eq!(
-        read_prompt_file(&folder.path().join("good.txt"), "prompts.train").unwrap(),
-        ["a red circle", "\u{4e00}"]
-    );
+    assert_eq!(read_prompt_file(&folder.path().join("good.txt"), "prompts.train").unwrap(), ["a red circle", "\u{4e00}"]);
 }
 
 #[test]
@@ -194,10 +138,7 @@ fn mistakes_in_the_path() {
 fn the_default_recipe_resolves_completely() {
     let settings = with(&[]).unwrap();
     insta::assert_snapshot!("default_recipe", settings.to_toml());
-    assert_eq!(
-        settings.prompts.eval,
-        PromptSource::Shapes(ShapesSplit::HeldOut)
-    );
+    assert_eq!(settings.prompts.eval, PromptSource::Shapes(ShapesSplit::HeldOut));
 }
 
 #[test]
@@ -209,13 +150,9 @@ fn every_recipe_loads_and_survives_its_own_resolution() {
             continue;
         }
         let settings = Settings::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
-        let again = Settings::parse("resolved", &settings.to_toml(), &[])
-            .unwrap_or_else(|error| panic!("{error}"));
+        let again = Settings::parse("resolved", &settings.to_toml(), &[]).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(settings, again, "{name}");
-        assert_eq!(
-            settings.step_table().unwrap().len(),
-            settings.sampling.num_inference_steps
-        );
+        assert_eq!(settings.step_table().unwrap().len(), settings.sampling.num_inference_steps);
     }
 }
 
@@ -250,22 +187,10 @@ fn overrides_replace_values_of_any_depth() {
         "eval.every=2",
     ])
     .unwrap();
-    assert_eq!(
-        (settings.seed, settings.output_dir.as_path()),
-        (7, Path::new("runs/mine"))
-    );
-    assert_eq!(
-        (
-            settings.optimizer.learning_rate,
-            settings.sampling.guidance_scale
-        ),
-        (3e-4, 2.0)
-    );
+    assert_eq!((settings.seed, settings.output_dir.as_path()), (7, Path::new("runs/mine")));
+    assert_eq!((settings.optimizer.learning_rate, settings.sampling.guidance_scale), (3e-4, 2.0));
     let recipe = settings.recipe();
-    assert_eq!(
-        recipe.stochastic,
-        grpo::StochasticSteps::Random { count: 1, pool: 4 }
-    );
+    assert_eq!(recipe.stochastic, grpo::StochasticSteps::Random { count: 1, pool: 4 });
     assert_eq!(recipe.noise_level, grpo::NoiseLevel::Flow { a: 0.5 });
     assert_eq!(recipe.loss_weight, grpo::LossWeight::Uniform);
     assert_eq!(settings.sampling.grid, grpo::SigmaGrid::Unipc037);
@@ -278,26 +203,13 @@ fn the_step_table_of_the_published_run() {
     let settings = Settings::load(Some(&recipe_path("flash_grpo_wan_1_3b.toml")), &[]).unwrap();
     let rows = settings.step_table().unwrap();
     let row = |row: &train::settings::StepRow| {
-        let sensitivity = row
-            .sensitivity
-            .map_or("-".to_owned(), |value| format!("{value:.6}"));
+        let sensitivity = row.sensitivity.map_or("-".to_owned(), |value| format!("{value:.6}"));
         format!(
             "{:>2} {:.6} {:.6} {:>4} {:.6} {:.6} {sensitivity} {:.3e} {:.4}\n",
-            row.step,
-            row.sigma,
-            row.sigma_next,
-            row.timestep,
-            row.noise_level,
-            row.std,
-            row.excess_variance,
-            row.loss_weight
+            row.step, row.sigma, row.sigma_next, row.timestep, row.noise_level, row.std, row.excess_variance, row.loss_weight
         )
     };
     let table: String = rows.iter().map(row).collect();
     insta::assert_snapshot!("published_step_table", table);
-    assert!(
-        serde_json::to_string(&rows)
-            .unwrap()
-            .contains("\"sensitivity\":null")
-    );
+    assert!(serde_json::to_string(&rows).unwrap().contains("\"sensitivity\":null"));
 }

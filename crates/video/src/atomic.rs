@@ -6,18 +6,12 @@ use crate::VideoError;
 
 /// Writes `bytes` to `path`: beside it first, then to disk, then renamed over whatever was there.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), VideoError> {
-    write_beside(path, bytes).map_err(|source| VideoError::Write {
-        path: path.to_owned(),
-        source,
-    })
+    write_beside(path, bytes).map_err(|source| VideoError::Write { path: path.to_owned(), source })
 }
 
 fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     // The parent of a bare file name is the empty path, which no system can open.
-    let folder = path
-        .parent()
-        .filter(|parent| *parent != Path::new(""))
-        .unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     let mut file = builder().tempfile_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;

@@ -17,9 +17,7 @@ pub enum VideoError {
         width: usize,
     },
     /// The buffer does not hold F * H * W * 3 values.
-    #[error(
-        "frames of size [{num_frames}, {height}, {width}, 3] need {expected} values, got {got}"
-    )]
+    #[error("frames of size [{num_frames}, {height}, {width}, 3] need {expected} values, got {got}")]
     Length {
         /// F.
         num_frames: usize,

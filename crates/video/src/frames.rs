@@ -27,34 +27,12 @@ impl Frames {
     /// # Errors
     ///
     /// When a size is zero, or the buffer does not have exactly F * H * W * 3 values.
-    pub fn new(
-        num_frames: usize,
-        height: usize,
-        width: usize,
-        data: Vec<f32>,
-    ) -> Result<Self, VideoError> {
-        let expected = [num_frames, height, width]
-            .iter()
-            .try_fold(CHANNELS, |n, &size| n.checked_mul(size));
+    pub fn new(num_frames: usize, height: usize, width: usize, data: Vec<f32>) -> Result<Self, VideoError> {
+        let expected = [num_frames, height, width].iter().try_fold(CHANNELS, |n, &size| n.checked_mul(size));
         match expected {
-            None | Some(0) => Err(VideoError::Size {
-                num_frames,
-                height,
-                width,
-            }),
-            Some(expected) if expected != data.len() => Err(VideoError::Length {
-                num_frames,
-                height,
-                width,
-                expected,
-                got: data.len(),
-            }),
-            Some(_) => Ok(Self {
-                num_frames,
-                height,
-                width,
-                data,
-            }),
+            None | Some(0) => Err(VideoError::Size { num_frames, height, width }),
+            Some(expected) if expected != data.len() => Err(VideoError::Length { num_frames, height, width, expected, got: data.len() }),
+            Some(_) => Ok(Self { num_frames, height, width, data }),
         }
     }
 
@@ -99,12 +77,7 @@ impl Frames {
     ///
     /// When `index`, `y` or `x` lies outside the clip.
     pub fn pixel(&self, index: usize, y: usize, x: usize) -> [f32; CHANNELS] {
-        assert!(
-            y < self.height && x < self.width,
-            "pixel ({y}, {x}) lies outside {}x{}",
-            self.height,
-            self.width
-        );
+        assert!(y < self.height && x < self.width, "pixel ({y}, {x}) lies outside {}x{}", self.height, self.width);
         let at = (y * self.width + x) * CHANNELS;
         let frame = self.frame(index);
         [frame[at], frame[at + 1], frame[at + 2]]
@@ -118,11 +91,7 @@ impl Frames {
 
 impl fmt::Debug for Frames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Frames[{}, {}, {}, {CHANNELS}]",
-            self.num_frames, self.height, self.width
-        )
+        write!(f, "Frames[{}, {}, {}, {CHANNELS}]", self.num_frames, self.height, self.width)
     }
 }
 
@@ -153,17 +122,8 @@ mod tests {
     #[test]
     fn sizes_are_checked() {
         let short = Frames::new(1, 2, 2, vec![0.0; 11]).expect_err("one value short");
-        assert_eq!(
-            short.to_string(),
-            "frames of size [1, 2, 2, 3] need 12 values, got 11"
-        );
-        assert!(matches!(
-            Frames::new(0, 2, 2, vec![]),
-            Err(VideoError::Size { .. })
-        ));
-        assert!(matches!(
-            Frames::new(usize::MAX, 2, 2, vec![]),
-            Err(VideoError::Size { .. })
-        ));
+        assert_eq!(short.to_string(), "frames of size [1, 2, 2, 3] need 12 values, got 11");
+        assert!(matches!(Frames::new(0, 2, 2, vec![]), Err(VideoError::Size { .. })));
+        assert!(matches!(Frames::new(usize::MAX, 2, 2, vec![]), Err(VideoError::Size { .. })));
     }
 }

@@ -12,18 +12,9 @@ const SPEED: i32 = 10;
 
 impl Format for Gif {
     fn encode(&self, frames: &Frames, fps: f64) -> Result<Vec<u8>, VideoError> {
-        let (Ok(width), Ok(height)) = (
-            u16::try_from(frames.width()),
-            u16::try_from(frames.height()),
-        ) else {
+        let (Ok(width), Ok(height)) = (u16::try_from(frames.width()), u16::try_from(frames.height())) else {
             let (width, height) = (frames.width(), frames.height());
-            return Err(VideoError::Unsupported {
-                format: "GIF",
-                smallest: 1,
-                largest: "65535",
-                width,
-                height,
-            });
+            return Err(VideoError::Unsupported { format: "GIF", smallest: 1, largest: "65535", width, height });
         };
         let mut bytes = Vec::new();
         let mut encoder = Encoder::new(&mut bytes, width, height, &[]).map_err(failed)?;
@@ -48,10 +39,7 @@ fn delay(index: usize, fps: f64) -> u16 {
 }
 
 fn failed(error: impl std::fmt::Display) -> VideoError {
-    VideoError::Encode {
-        format: "GIF",
-        message: error.to_string(),
-    }
+    VideoError::Encode { format: "GIF", message: error.to_string() }
 }
 
 #[cfg(test)]

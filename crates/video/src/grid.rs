@@ -23,11 +23,7 @@ const MAX_SIDE: usize = 65_535;
 /// # Errors
 ///
 /// When there is no clip or no column, the picture would be too large, or the file cannot be written.
-pub fn write_png_grid(
-    path: impl AsRef<Path>,
-    clips: &[&Frames],
-    columns: usize,
-) -> Result<(), VideoError> {
+pub fn write_png_grid(path: impl AsRef<Path>, clips: &[&Frames], columns: usize) -> Result<(), VideoError> {
     let sheet = Sheet::draw(clips, columns.min(clips.len()))?;
     write_file(path.as_ref(), &sheet.encode()?)
 }
@@ -44,29 +40,12 @@ impl Sheet {
         let strip_width = |clip: &&Frames| clip.num_frames() * (clip.width() + GAP) - GAP;
         let cell_width = CLIP_GAP + clips.iter().map(strip_width).max().unwrap_or(0);
         let cell_height = CLIP_GAP + clips.iter().map(|clip| clip.height()).max().unwrap_or(0);
-        let rows = if columns == 0 {
-            0
-        } else {
-            clips.len().div_ceil(columns)
-        };
-        let (width, height) = (
-            columns * cell_width + CLIP_GAP,
-            rows * cell_height + CLIP_GAP,
-        );
+        let rows = if columns == 0 { 0 } else { clips.len().div_ceil(columns) };
+        let (width, height) = (columns * cell_width + CLIP_GAP, rows * cell_height + CLIP_GAP);
         if rows == 0 || width.max(height) > MAX_SIDE {
-            return Err(VideoError::Unsupported {
-                format: "PNG",
-                smallest: 1,
-                largest: "65535",
-                width,
-                height,
-            });
+            return Err(VideoError::Unsupported { format: "PNG", smallest: 1, largest: "65535", width, height });
         }
-        let mut sheet = Self {
-            width,
-            height,
-            bytes: vec![GAP_VALUE; height * width * 3],
-        };
+        let mut sheet = Self { width, height, bytes: vec![GAP_VALUE; height * width * 3] };
         for (index, clip) in clips.iter().enumerate() {
             let left = CLIP_GAP + index % columns * cell_width;
             let top = CLIP_GAP + index / columns * cell_height;
@@ -99,8 +78,5 @@ impl Sheet {
 }
 
 fn failed(error: impl std::fmt::Display) -> VideoError {
-    VideoError::Encode {
-        format: "PNG",
-        message: error.to_string(),
-    }
+    VideoError::Encode { format: "PNG", message: error.to_string() }
 }

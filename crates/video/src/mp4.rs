@@ -3,9 +3,7 @@
 use muxide::api::{MuxerBuilder, VideoCodec};
 use openh264::{
     OpenH264API, Timestamp,
-    encoder::{
-        BitRate, Encoder, EncoderConfig, FrameRate, FrameType, QpRange, RateControlMode, VuiConfig,
-    },
+    encoder::{BitRate, Encoder, EncoderConfig, FrameRate, FrameType, QpRange, RateControlMode, VuiConfig},
     formats::YUVSource,
 };
 
@@ -25,31 +23,19 @@ impl Format for Mp4 {
         let (width, height) = (frames.width(), frames.height());
         if width.max(height) > 3840 || width.min(height) > 2160 {
             let largest = "3840x2160 or 2160x3840";
-            return Err(VideoError::Unsupported {
-                format: "MP4",
-                smallest: 1,
-                largest,
-                width,
-                height,
-            });
+            return Err(VideoError::Unsupported { format: "MP4", smallest: 1, largest, width, height });
         }
-        let mut encoder =
-            Encoder::with_api_config(OpenH264API::from_source(), config(fps)).map_err(failed)?;
+        let mut encoder = Encoder::with_api_config(OpenH264API::from_source(), config(fps)).map_err(failed)?;
         let mut bytes = Vec::new();
         let (width, height) = Yuv::from_frame(frames, 0, SMALLEST).dimensions();
-        let mut muxer = MuxerBuilder::new(&mut bytes)
-            .video(VideoCodec::H264, width as u32, height as u32, fps)
-            .build()
-            .map_err(failed)?;
+        let mut muxer = MuxerBuilder::new(&mut bytes).video(VideoCodec::H264, width as u32, height as u32, fps).build().map_err(failed)?;
         for index in 0..frames.num_frames() {
             let seconds = index as f64 / fps;
             let time = Timestamp::from_millis((1000.0 * seconds).round() as u64);
             let yuv = Yuv::from_frame(frames, index, SMALLEST);
             let stream = encoder.encode_at(&yuv, time).map_err(failed)?;
             let is_key = stream.frame_type() == FrameType::IDR;
-            muxer
-                .write_video(seconds, &stream.to_vec(), is_key)
-                .map_err(failed)?;
+            muxer.write_video(seconds, &stream.to_vec(), is_key).map_err(failed)?;
         }
         muxer.finish().map_err(failed)?;
         Ok(bytes)
@@ -73,8 +59,5 @@ fn config(fps: f64) -> EncoderConfig {
 }
 
 fn failed(error: impl std::fmt::Display) -> VideoError {
-    VideoError::Encode {
-        format: "MP4",
-        message: error.to_string(),
-    }
+    VideoError::Encode { format: "MP4", message: error.to_string() }
 }

@@ -33,8 +33,6 @@ fn format_of(path: &Path) -> Result<&'static dyn Format, VideoError> {
     match extension.to_str() {
         Some("mp4") => Ok(&Mp4),
         Some("gif") => Ok(&Gif),
-        _ => Err(VideoError::Extension {
-            path: path.to_owned(),
-        }),
+        _ => Err(VideoError::Extension { path: path.to_owned() }),
     }
 }

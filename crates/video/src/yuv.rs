@@ -32,8 +32,7 @@ impl Yuv {
         let mut chroma = vec![[0.0f32; 2]; height * width / 4];
         for row in 0..height {
             for column in 0..width {
-                let (row_in, column_in) =
-                    (row.min(frames.height() - 1), column.min(frames.width() - 1));
+                let (row_in, column_in) = (row.min(frames.height() - 1), column.min(frames.width() - 1));
                 let [luma, cb, cr] = bt709(frames.pixel(index, row_in, column_in).map(unit));
                 y[row * width + column] = (16.0 + 219.0 * luma).round() as u8;
                 let block = &mut chroma[row / 2 * (width / 2) + column / 2];
@@ -41,19 +40,8 @@ impl Yuv {
                 block[1] += cr / 4.0;
             }
         }
-        let plane = |which: usize| {
-            chroma
-                .iter()
-                .map(|c| (128.0 + 224.0 * c[which]).round() as u8)
-                .collect()
-        };
-        Self {
-            width,
-            height,
-            y,
-            u: plane(0),
-            v: plane(1),
-        }
+        let plane = |which: usize| chroma.iter().map(|c| (128.0 + 224.0 * c[which]).round() as u8).collect();
+        Self { width, height, y, u: plane(0), v: plane(1) }
     }
 }
 

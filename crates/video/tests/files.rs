@@ -32,10 +32,7 @@ fn target(name: &str) -> (TempDir, PathBuf) {
 
 /// The payload of the first box of `kind`, wherever it is.
 fn find_box<'a>(bytes: &'a [u8], kind: &[u8; 4]) -> &'a [u8] {
-    let at = bytes
-        .windows(4)
-        .position(|window| window == kind)
-        .expect("the box exists");
+    let at = bytes.windows(4).position(|window| window == kind).expect("the box exists");
     let size = u32::from_be_bytes(bytes[at - 4..at].try_into().expect("4 bytes")) as usize;
     &bytes[at + 4..at - 4 + size]
 }
@@ -67,15 +64,8 @@ fn decode(bytes: &[u8]) -> Vec<Frames> {
         for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
             let chroma = y / 2 * chroma_stride + x / 2;
             let luma = (f32::from(yuv.y()[y * stride + x]) - 16.0) / 219.0;
-            let (cb, cr) = (
-                (f32::from(yuv.u()[chroma]) - 128.0) / 224.0,
-                (f32::from(yuv.v()[chroma]) - 128.0) / 224.0,
-            );
-            data.extend([
-                luma + 1.5748 * cr,
-                luma - 0.1873 * cb - 0.4681 * cr,
-                luma + 1.8556 * cb,
-            ]);
+            let (cb, cr) = ((f32::from(yuv.u()[chroma]) - 128.0) / 224.0, (f32::from(yuv.v()[chroma]) - 128.0) / 224.0);
+            data.extend([luma + 1.5748 * cr, luma - 0.1873 * cb - 0.4681 * cr, luma + 1.8556 * cb]);
         }
         Some(Frames::new(1, height, width, data).expect("sizes agree"))
     };
@@ -87,11 +77,7 @@ fn psnr(frames: &Frames, decoded: &[Frames]) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for (index, other) in decoded.iter().enumerate() {
         for (y, x) in (0..frames.height()).flat_map(|y| (0..frames.width()).map(move |x| (y, x))) {
-            for (a, b) in frames
-                .pixel(index, y, x)
-                .into_iter()
-                .zip(other.pixel(0, y, x))
-            {
+            for (a, b) in frames.pixel(index, y, x).into_iter().zip(other.pixel(0, y, x)) {
                 sum += f64::from(a - b).powi(2);
                 count += 1.0;
             }
@@ -102,23 +88,14 @@ fn psnr(frames: &Frames, decoded: &[Frames]) -> f64 {
 
 #[test]
 fn mp4_decodes_back() {
-    for (num_frames, height, width) in [
-        (9, 64, 64),
-        (17, 120, 208),
-        (5, 33, 47),
-        (1, 64, 64),
-        (3, 16, 6),
-    ] {
+    for (num_frames, height, width) in [(9, 64, 64), (17, 120, 208), (5, 33, 47), (1, 64, 64), (3, 16, 6)] {
         let (_folder, path) = target("clip.mp4");
         let frames = moving_disc(num_frames, height, width);
         write(&path, &frames, 16.0).expect("written");
         let bytes = fs::read(&path).expect("the file exists");
         let decoded = decode(&bytes);
         let psnr = psnr(&frames, &decoded);
-        eprintln!(
-            "{num_frames}x{height}x{width}: {psnr:.1} dB, {} bytes",
-            bytes.len()
-        );
+        eprintln!("{num_frames}x{height}x{width}: {psnr:.1} dB, {} bytes", bytes.len());
         assert_eq!(decoded.len(), num_frames);
         assert!(decoded[0].height() - height < 16 && decoded[0].width() - width < 16);
         // Most of the loss is that of halved chroma at the outline, which is all there is to a tiny clip.
@@ -143,22 +120,13 @@ fn gif_decodes_back() {
     write(&path, &frames, 16.0).expect("written");
     let mut options = gif::DecodeOptions::new();
     options.set_color_output(gif::ColorOutput::RGBA);
-    let mut decoder = options
-        .read_info(fs::File::open(&path).expect("the file exists"))
-        .expect("a GIF");
+    let mut decoder = options.read_info(fs::File::open(&path).expect("the file exists")).expect("a GIF");
     let (mut count, mut delays) = (0, 0);
     while let Some(frame) = decoder.read_next_frame().expect("a valid GIF") {
         assert_eq!((frame.width, frame.height), (64, 48));
         for (index, pixel) in frame.buffer.as_chunks::<4>().0.iter().enumerate() {
-            let expected = frames
-                .pixel(count, index / 64, index % 64)
-                .map(|value| value * 255.0);
-            assert!(
-                expected
-                    .iter()
-                    .zip(pixel)
-                    .all(|(a, &b)| (a - f32::from(b)).abs() < 12.0)
-            );
+            let expected = frames.pixel(count, index / 64, index % 64).map(|value| value * 255.0);
+            assert!(expected.iter().zip(pixel).all(|(a, &b)| (a - f32::from(b)).abs() < 12.0));
         }
         count += 1;
         delays += frame.delay;
@@ -169,20 +137,13 @@ fn gif_decodes_back() {
 #[test]
 fn png_grid_has_a_strip_for_each_clip() {
     let (_folder, path) = target("sheet.png");
-    let (a, b, c) = (
-        moving_disc(3, 16, 20),
-        moving_disc(2, 10, 12),
-        moving_disc(1, 16, 16),
-    );
+    let (a, b, c) = (moving_disc(3, 16, 20), moving_disc(2, 10, 12), moving_disc(1, 16, 16));
     write_png_grid(&path, &[&a, &b, &c], 2).expect("written");
     let file = std::io::BufReader::new(fs::File::open(&path).expect("the file exists"));
     let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
     let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];
     let info = reader.next_frame(&mut pixels).expect("a valid PNG");
-    assert_eq!(
-        (info.width, info.height),
-        (2 * (3 * 22 - 2 + 8) + 8, 2 * (16 + 8) + 8)
-    );
+    assert_eq!((info.width, info.height), (2 * (3 * 22 - 2 + 8) + 8, 2 * (16 + 8) + 8));
     let second_frame = (8 * info.width as usize + 8 + 22) * 3;
     assert_eq!(pixels[second_frame], (0.12f32 * 255.0).round() as u8);
     assert!(write_png_grid(&path, &[], 2).is_err() && write_png_grid(&path, &[&a], 0).is_err());
@@ -199,10 +160,7 @@ fn bad_requests_leave_nothing_behind() {
         assert!(message.starts_with("`fps` must be above 0"), "{message}");
     }
     let missing = folder.path().join("missing/clip.mp4");
-    assert_eq!(
-        message(write(&missing, &frames, 8.0)),
-        format!("cannot write `{}`", missing.display())
-    );
+    assert_eq!(message(write(&missing, &frames, 8.0)), format!("cannot write `{}`", missing.display()));
     let wide = Frames::new(1, 1, 4000, vec![0.0; 12_000]).expect("sizes agree");
     assert!(message(write(path.with_extension("mp4"), &wide, 8.0)).contains("got 4000x1"));
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
@@ -212,17 +170,9 @@ fn bad_requests_leave_nothing_behind() {
 fn values_outside_the_range_are_clamped() {
     let (_folder, path) = target("clip.mp4");
     let data = [f32::NAN, -3.0, 7.0].repeat(16 * 16);
-    write(
-        &path,
-        &Frames::new(1, 16, 16, data).expect("sizes agree"),
-        8.0,
-    )
-    .expect("written");
+    write(&path, &Frames::new(1, 16, 16, data).expect("sizes agree"), 8.0).expect("written");
     let [r, g, b] = decode(&fs::read(&path).expect("the file exists"))[0].pixel(0, 8, 8);
-    assert!(
-        r.abs() < 0.02 && g.abs() < 0.02 && (b - 1.0).abs() < 0.02,
-        "{r} {g} {b}"
-    );
+    assert!(r.abs() < 0.02 && g.abs() < 0.02 && (b - 1.0).abs() < 0.02, "{r} {g} {b}");
 }
 
 #[cfg(unix)]
@@ -233,11 +183,6 @@ fn files_are_readable_by_others_as_the_umask_allows() {
     write(&path, &moving_disc(1, 16, 16), 8.0).expect("written");
     let plain = folder.path().join("plain");
     fs::write(&plain, "").expect("written");
-    let mode = |path| {
-        fs::metadata(path)
-            .expect("the file exists")
-            .permissions()
-            .mode()
-    };
+    let mode = |path| fs::metadata(path).expect("the file exists").permissions().mode();
     assert_eq!(mode(&path), mode(&plain));
 }

@@ -60,7 +60,9 @@ impl Error {
     /// An [`Error::Io`] for reading, with the hint that fits the system's reason.
     pub fn read(path: impl AsRef<Path>, source: std::io::Error) -> Self {
         let hint = match source.kind() {
-            std::io::ErrorKind::NotFound => "check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)",
+            std::io::ErrorKind::NotFound => {
+                "check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)"
+            }
             std::io::ErrorKind::PermissionDenied => "give this user the right to read it",
             _ => "check that the file is readable and complete",
         };

@@ -8,12 +8,12 @@ pub mod param;
 pub mod weights;
 
 pub mod config;
-pub mod transformer;
+pub mod guidance;
+pub mod lora;
+pub mod pipeline;
+pub mod solver;
 pub mod text;
+pub mod transformer;
 pub mod umt5;
 pub mod vae;
-pub mod lora;
-pub mod solver;
-pub mod guidance;
-pub mod pipeline;
 pub use error::{Error, Result};

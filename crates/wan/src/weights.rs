@@ -131,9 +131,9 @@ impl WeightFiles {
     /// As [`data`](Self::data).
     pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         let data = self.data(name)?;
-        data.convert::<f32>().try_into_vec::<f32>().map_err(|e| {
-            Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), "f32, f16 and bf16 weights are supported")
-        })
+        data.convert::<f32>()
+            .try_into_vec::<f32>()
+            .map_err(|e| Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), "f32, f16 and bf16 weights are supported"))
     }
 }
 
@@ -215,14 +215,7 @@ impl Weights {
     }
 
     fn new(source: Source, device: &Device, dtype: DType) -> Self {
-        let book = Book {
-            source,
-            slots: vec![],
-            linears: vec![],
-            used: HashSet::new(),
-            missing: vec![],
-            mis_shaped: vec![],
-        };
+        let book = Book { source, slots: vec![], linears: vec![], used: HashSet::new(), missing: vec![], mis_shaped: vec![] };
         let device = device.clone().inner();
         Self { book: Rc::new(RefCell::new(book)), prefix: String::new(), device, dtype }
     }

@@ -86,7 +86,9 @@ fn gelu_matches_the_composed_form() {
 
 #[test]
 fn modulated_norm_matches_the_composed_form() {
-    for (x, m) in [([3, 5, 7], [3, 1, 7]), ([2, 70, 33], [2, 70, 33]), ([2, 150, 48], [2, 1, 48]), ([3, 90, 17], [1, 1, 17]), ([1, 1, 9], [1, 1, 9])] {
+    for (x, m) in
+        [([3, 5, 7], [3, 1, 7]), ([2, 70, 33], [2, 70, 33]), ([2, 150, 48], [2, 1, 48]), ([3, 90, 17], [1, 1, 17]), ([1, 1, 9], [1, 1, 9])]
+    {
         for offset in [0.0, 1.0] {
             let composed = move |t: &[Tensor<1>]| {
                 let (x, scale, shift) = (t[0].clone().reshape(x), t[1].clone().reshape(m), t[2].clone().reshape(m));
@@ -182,9 +184,13 @@ fn linear_matches_the_composed_form() {
 
 #[test]
 fn attention_matches_the_composed_form() {
-    for ([b, l, t], heads, d, biased) in
-        [([2, 5, 3], 2, 7, true), ([1, 80, 80], 3, 32, false), ([2, 131, 13], 2, 64, true), ([3, 1, 1], 1, 9, false), ([1, 70, 1100], 2, 12, true)]
-    {
+    for ([b, l, t], heads, d, biased) in [
+        ([2, 5, 3], 2, 7, true),
+        ([1, 80, 80], 3, 32, false),
+        ([2, 131, 13], 2, 64, true),
+        ([3, 1, 1], 1, 9, false),
+        ([1, 70, 1100], 2, 12, true),
+    ] {
         let dim = heads * d;
         let bias = biased.then(|| noise(60, &[t]).reshape([1, 1, 1, t]));
         let shaped = move |x: &[Tensor<1>]| [(0, l), (1, t), (2, t)].map(|(i, rows)| x[i].clone().reshape([b, rows, dim]));

@@ -176,14 +176,38 @@ fn requests_are_checked() {
     let cases: [(SampleRequest, &str); 10] = [
         (SampleRequest { num_frames: 10, ..good.clone() }, "num_frames is `10`: it must be 4k + 1\nhint: try 13"),
         (SampleRequest { num_frames: 0, ..good.clone() }, "num_frames is `0`: it must be 4k + 1\nhint: try 1"),
-        (SampleRequest { height: 40, ..good.clone() }, "height is `40`: it must be a positive multiple of 16 (autoencoder scale x patch)\nhint: try 48"),
-        (SampleRequest { width: usize::MAX, ..good.clone() }, "width is `18446744073709551615`: the model reaches up to 16384\nhint: choose a smaller size"),
-        (SampleRequest { num_inference_steps: 0, ..good.clone() }, "num_inference_steps is `0`: expected 1 to 1000\nhint: 20 for training and 50 for evaluation are the published values"),
-        (SampleRequest { guidance_scale: f64::NAN, ..good.clone() }, "guidance_scale is `NaN`: it must be a number from 1 up\nhint: 1 is no guidance; Wan is usually sampled with 5"),
-        (SampleRequest { shift: Some(0.0), ..good.clone() }, "shift is `0`: expected a positive number\nhint: Wan uses 3 for 480p and 5 for 720p; 1 means no shift"),
-        (SampleRequest { max_sequence_length: 0, ..good.clone() }, "max_sequence_length is `0`: a prompt has at least one token\nhint: the usual value is 512"),
-        (SampleRequest { prompt: "a\u{1b}[31m fox".into(), ..good.clone() }, "prompt is `a\\u{1b}[31m fox`: character 2 is the control character U+001B\nhint: remove it; was the text copied from a terminal or a binary file?"),
-        (SampleRequest { num_frames: 13, ..good }, "initial_latents is `[1, 16, 3, 4, 6]`: this video has latents of shape [1, 16, 4, 4, 6]\nhint: check height, width and num_frames against the latents"),
+        (
+            SampleRequest { height: 40, ..good.clone() },
+            "height is `40`: it must be a positive multiple of 16 (autoencoder scale x patch)\nhint: try 48",
+        ),
+        (
+            SampleRequest { width: usize::MAX, ..good.clone() },
+            "width is `18446744073709551615`: the model reaches up to 16384\nhint: choose a smaller size",
+        ),
+        (
+            SampleRequest { num_inference_steps: 0, ..good.clone() },
+            "num_inference_steps is `0`: expected 1 to 1000\nhint: 20 for training and 50 for evaluation are the published values",
+        ),
+        (
+            SampleRequest { guidance_scale: f64::NAN, ..good.clone() },
+            "guidance_scale is `NaN`: it must be a number from 1 up\nhint: 1 is no guidance; Wan is usually sampled with 5",
+        ),
+        (
+            SampleRequest { shift: Some(0.0), ..good.clone() },
+            "shift is `0`: expected a positive number\nhint: Wan uses 3 for 480p and 5 for 720p; 1 means no shift",
+        ),
+        (
+            SampleRequest { max_sequence_length: 0, ..good.clone() },
+            "max_sequence_length is `0`: a prompt has at least one token\nhint: the usual value is 512",
+        ),
+        (
+            SampleRequest { prompt: "a\u{1b}[31m fox".into(), ..good.clone() },
+            "prompt is `a\\u{1b}[31m fox`: character 2 is the control character U+001B\nhint: remove it; was the text copied from a terminal or a binary file?",
+        ),
+        (
+            SampleRequest { num_frames: 13, ..good },
+            "initial_latents is `[1, 16, 3, 4, 6]`: this video has latents of shape [1, 16, 4, 4, 6]\nhint: check height, width and num_frames against the latents",
+        ),
     ];
     for (request, message) in cases {
         let error = pipeline.sample(&request, &mut |_, _| panic!("nothing is computed")).expect_err(message);

@@ -221,8 +221,7 @@ fn tokenizer_errors_name_the_file() {
     assert!(load().contains("tokenizer.json"), "{}", load());
     std::fs::write(dir.path().join("tokenizer.json"), "{\"version\": 1").expect("written");
     assert!(load().contains("tokenizer.json") && load().contains("not a tokenizer"), "{}", load());
-    let mut json: serde_json::Value =
-        serde_json::from_str(&wan::text::word_tokenizer_json(&["red"])).expect("valid JSON");
+    let mut json: serde_json::Value = serde_json::from_str(&wan::text::word_tokenizer_json(&["red"])).expect("valid JSON");
     json["post_processor"] = serde_json::Value::Null;
     std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).expect("written");
     assert!(load().contains("does not append `</s>`"), "{}", load());

@@ -240,7 +240,12 @@ fn attention_backward_matches_the_materialised_form() {
     let weight = Tensor::<4>::from_data(TensorData::new(normals(5, 2 * 3 * 700 * 8), [2, 3, 700, 8]), &Device::flex());
     let gradients = |output: Tensor<4>| {
         let grads = (output.clone() * weight.clone().autodiff()).sum().backward();
-        [to_floats(output), to_floats(q.grad(&grads).expect("q")), to_floats(k.grad(&grads).expect("k")), to_floats(v.grad(&grads).expect("v"))]
+        [
+            to_floats(output),
+            to_floats(q.grad(&grads).expect("q")),
+            to_floats(k.grad(&grads).expect("k")),
+            to_floats(v.grad(&grads).expect("v")),
+        ]
     };
     let ours = gradients(wan::transformer::attention::attention(q.clone(), k.clone(), v.clone(), Some(&bias)));
     let scores = q.clone().matmul(k.clone().transpose()).div_scalar(8.0_f64.sqrt()) + bias.clone().autodiff();

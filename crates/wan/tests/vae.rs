@@ -359,9 +359,7 @@ proptest! {
 /// Multiply-adds, counted as two, of the convolutions of a clip of 9 frames of 64x64: (encode, decode).
 fn flops(config: &VaeConfig) -> (f64, f64) {
     let conv = |i: usize, o: usize, taps: usize, positions: usize| (2 * i * o * taps * positions) as f64;
-    let residual = |i: usize, o: usize, p: usize| {
-        conv(i, o, 27, p) + conv(o, o, 27, p) + if i == o { 0.0 } else { conv(i, o, 1, p) }
-    };
+    let residual = |i: usize, o: usize, p: usize| conv(i, o, 27, p) + conv(o, o, 27, p) + if i == o { 0.0 } else { conv(i, o, 1, p) };
     let middle = |c: usize, p: usize| 2.0 * residual(c, c, p) + conv(c, 4 * c, 1, p);
     let (base, last) = (config.base_dim, config.dim_mult.len() - 1);
     let (mut side, mut frames, mut channels) = (64, 9, base);
@@ -476,9 +474,6 @@ fn speed_of_convolutions() {
             [flops / forward * 1e-9, 3.0 * flops / both * 1e-9]
         };
         let (ours, engines) = (rate(conv3d), rate(conv3d_of_engine));
-        eprintln!(
-            "{channels}->{outputs} {side}x{side}x{frames}: {:.0} / {:.0}, {:.0} / {:.0}",
-            ours[0], engines[0], ours[1], engines[1]
-        );
+        eprintln!("{channels}->{outputs} {side}x{side}x{frames}: {:.0} / {:.0}, {:.0} / {:.0}", ours[0], engines[0], ours[1], engines[1]);
     }
 }

@@ -1,8 +1,8 @@
 //! The subcommands: each has its arguments and a function `run`.
 
-pub mod sample;
 pub mod eval;
 pub mod inspect;
 pub mod pretrain;
 pub mod replay;
+pub mod sample;
 pub mod train;

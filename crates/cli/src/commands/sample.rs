@@ -133,7 +133,11 @@ fn check_outputs(args: &SampleArgs) -> Result<()> {
     for path in [&args.save_latents, &args.save_frames].into_iter().flatten() {
         outputs::check_file(path)?;
     }
-    ensure!(args.fps > 0.0 && args.fps <= 1000.0, "fps is `{}`: it must be above 0 and at most 1000\nhint: Wan videos play at 16", args.fps);
+    ensure!(
+        args.fps > 0.0 && args.fps <= 1000.0,
+        "fps is `{}`: it must be above 0 and at most 1000\nhint: Wan videos play at 16",
+        args.fps
+    );
     Ok(())
 }
 

@@ -63,7 +63,10 @@ fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     let c = &summary.comparison;
     let [low, high] = c.eval_reward_interval;
     println!();
-    println!("held-out reward  {:.3} -> {:.3}   difference {:+.3}, 95 % interval [{low:+.3}, {high:+.3}]", c.eval_reward_before, c.eval_reward_after, c.eval_reward_difference);
+    println!(
+        "held-out reward  {:.3} -> {:.3}   difference {:+.3}, 95 % interval [{low:+.3}, {high:+.3}]",
+        c.eval_reward_before, c.eval_reward_after, c.eval_reward_difference
+    );
     for (name, [before, after]) in &c.components {
         println!("  {name:<16} {before:.3} -> {after:.3}");
     }

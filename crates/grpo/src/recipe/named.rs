@@ -37,23 +37,11 @@ impl Recipe {
     pub fn named(name: &str) -> Option<Recipe> {
         Some(match name {
             "flash-grpo" => Recipe::flash_grpo(),
-            "no-itg" => Recipe {
-                sharing: StepSharing::PerRollout,
-                ..Recipe::flash_grpo()
-            },
-            "no-tgr" => Recipe {
-                loss_weight: LossWeight::Uniform,
-                ..Recipe::flash_grpo()
-            },
-            "no-itg-no-tgr" => Recipe {
-                sharing: StepSharing::PerRollout,
-                ..Recipe::named("no-tgr")?
-            },
+            "no-itg" => Recipe { sharing: StepSharing::PerRollout, ..Recipe::flash_grpo() },
+            "no-tgr" => Recipe { loss_weight: LossWeight::Uniform, ..Recipe::flash_grpo() },
+            "no-itg-no-tgr" => Recipe { sharing: StepSharing::PerRollout, ..Recipe::named("no-tgr")? },
             "flow-grpo" => Recipe::flow_grpo(),
-            "flow-grpo-wan" => Recipe {
-                noise_level: NoiseLevel::Linear { eta: 1.0 },
-                ..Recipe::flow_grpo()
-            },
+            "flow-grpo-wan" => Recipe { noise_level: NoiseLevel::Linear { eta: 1.0 }, ..Recipe::flow_grpo() },
             "flow-grpo-fast-1" => Recipe::flow_grpo_fast(1),
             "flow-grpo-fast-2" => Recipe::flow_grpo_fast(2),
             "mixgrpo" => Recipe::mixgrpo(),
@@ -92,21 +80,13 @@ impl Recipe {
 
     /// Flow-GRPO-Fast (same repository): a short window that starts in the first half.
     fn flow_grpo_fast(count: usize) -> Recipe {
-        Recipe {
-            stochastic: StochasticSteps::Random { count, pool: 10 },
-            noise_level: NoiseLevel::Flow { a: 0.8 },
-            ..Recipe::flow_grpo()
-        }
+        Recipe { stochastic: StochasticSteps::Random { count, pool: 10 }, noise_level: NoiseLevel::Flow { a: 0.8 }, ..Recipe::flow_grpo() }
     }
 
     /// MixGRPO (arXiv 2507.21802): a window of 4 steps moves from noise to data, the rollouts of a prompt share their noise.
     fn mixgrpo() -> Recipe {
         Recipe {
-            stochastic: StochasticSteps::Sliding {
-                size: 4,
-                stride: 1,
-                every: 25,
-            },
+            stochastic: StochasticSteps::Sliding { size: 4, stride: 1, every: 25 },
             initial_noise: InitialNoise::SharedInGroup,
             advantage: AdvantageScale::GroupStd,
             ..Recipe::flow_grpo()
@@ -142,10 +122,6 @@ impl Recipe {
     /// GRPO-Guard (arXiv 2510.22319) on Flow-GRPO-Fast 1. Its reference divides the loss by the step length `h`; ours by
     /// `|b|`, which is `h` up to the SDE's drift correction and exactly flat.
     fn grpo_guard() -> Recipe {
-        Recipe {
-            ratio: RatioKind::Normalised,
-            loss_weight: LossWeight::Rectified,
-            ..Recipe::flow_grpo_fast(1)
-        }
+        Recipe { ratio: RatioKind::Normalised, loss_weight: LossWeight::Rectified, ..Recipe::flow_grpo_fast(1) }
     }
 }

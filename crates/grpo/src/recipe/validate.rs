@@ -22,12 +22,7 @@ impl Recipe {
         };
         if !(fraction > 0.0 && fraction <= 1.0) {
             let hint = "DanceGRPO trains 0.6 of its steps";
-            return Err(Error::out_of_range(
-                "trained.fraction",
-                fraction,
-                "a number above 0 and at most 1",
-                hint,
-            ));
+            return Err(Error::out_of_range("trained.fraction", fraction, "a number above 0 and at most 1", hint));
         }
         let count = self.stochastic.count(num_steps);
         if self.trained.count(count) > 0 {
@@ -39,25 +34,14 @@ impl Recipe {
     }
 
     fn validate_combinations(&self) -> Result<(), Error> {
-        let random = matches!(self.stochastic, StochasticSteps::Random { .. })
-            || self.trained != TrainedSteps::All;
+        let random = matches!(self.stochastic, StochasticSteps::Random { .. }) || self.trained != TrainedSteps::All;
         if !random && self.sharing == StepSharing::PerRollout {
             let hint = "every rollout has the same steps anyway; use `per-iteration`";
-            return Err(conflict(
-                "sharing",
-                "per-rollout",
-                "stochastic (no random choice)",
-                hint,
-            ));
+            return Err(conflict("sharing", "per-rollout", "stochastic (no random choice)", hint));
         }
         if self.ratio == RatioKind::Normalised && self.loss_weight == LossWeight::NoiseLevel {
             let hint = "the normalised ratio is already scaled by the step's noise; use `uniform` or `rectified`";
-            return Err(conflict(
-                "loss_weight",
-                "noise-level",
-                "ratio = normalised",
-                hint,
-            ));
+            return Err(conflict("loss_weight", "noise-level", "ratio = normalised", hint));
         }
         Ok(())
     }
@@ -67,36 +51,19 @@ impl StochasticSteps {
     fn validate(&self, num_steps: usize) -> Result<(), Error> {
         if num_steps < 2 {
             let hint = "the last step is always deterministic, so at least two are needed";
-            return Err(Error::out_of_range(
-                "num_inference_steps",
-                num_steps,
-                "at least 2",
-                hint,
-            ));
+            return Err(Error::out_of_range("num_inference_steps", num_steps, "at least 2", hint));
         }
         let usable = num_steps - 1;
-        let why = format!(
-            "{num_steps} steps leave 0 to {} for noise, the last one stays deterministic",
-            usable - 1
-        );
+        let why = format!("{num_steps} steps leave 0 to {} for noise, the last one stays deterministic", usable - 1);
         match *self {
             StochasticSteps::All => Ok(()),
             StochasticSteps::Random { count, pool } => {
                 in_range("stochastic.count", count, usable, &why)?;
                 in_range("stochastic.pool", pool, usable + 1 - count, &why)
             }
-            StochasticSteps::Sliding {
-                size,
-                stride: _,
-                every,
-            } => {
+            StochasticSteps::Sliding { size, stride: _, every } => {
                 in_range("stochastic.size", size, usable, &why)?;
-                in_range(
-                    "stochastic.every",
-                    every as usize,
-                    usize::MAX,
-                    "iterations a window stays; MixGRPO uses 25",
-                )
+                in_range("stochastic.every", every as usize, usize::MAX, "iterations a window stays; MixGRPO uses 25")
             }
         }
     }
@@ -106,19 +73,10 @@ fn in_range(field: &'static str, got: usize, most: usize, hint: &str) -> Result<
     if (1..=most).contains(&got) {
         return Ok(());
     }
-    let expected = if most == usize::MAX {
-        "at least 1".to_owned()
-    } else {
-        format!("1 to {most}")
-    };
+    let expected = if most == usize::MAX { "at least 1".to_owned() } else { format!("1 to {most}") };
     Err(Error::out_of_range(field, got, expected, hint))
 }
 
 fn conflict(field: &'static str, got: impl ToString, other: &str, hint: &str) -> Error {
-    Error::Conflict {
-        field,
-        got: got.to_string(),
-        other: other.to_owned(),
-        hint: hint.to_owned(),
-    }
+    Error::Conflict { field, got: got.to_string(), other: other.to_owned(), hint: hint.to_owned() }
 }

@@ -16,7 +16,12 @@ const KL_WEIGHT: f64 = 1e-4;
 /// ```text
 /// loss = mean|x^ - x| + mean (x^ - x)^2 + KL_WEIGHT * mean 1/2 (mu^2 + s^2 - 1 - ln s^2)
 /// ```
-pub(super) fn train(settings: &PretrainSettings, work: &Path, device: &Device, report: &mut dyn FnMut(Progress)) -> Result<AutoencoderKlWan> {
+pub(super) fn train(
+    settings: &PretrainSettings,
+    work: &Path,
+    device: &Device,
+    report: &mut dyn FnMut(Progress),
+) -> Result<AutoencoderKlWan> {
     let stage = &settings.autoencoder;
     let vae = AutoencoderKlWan::random(stage.config.clone(), settings.seed, device)?;
     let mut loss_of = |step: usize| {

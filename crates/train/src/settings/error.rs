@@ -22,28 +22,13 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    pub(super) fn new(
-        place: impl Into<String>,
-        field: impl Into<String>,
-        message: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> Self {
-        SettingsError {
-            place: place.into(),
-            field: field.into(),
-            message: message.into(),
-            hint: hint.into(),
-        }
+    pub(super) fn new(place: impl Into<String>, field: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        SettingsError { place: place.into(), field: field.into(), message: message.into(), hint: hint.into() }
     }
 
     pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
         let hint = "paths are relative to the current directory; without a recipe the built-in one is used";
-        SettingsError::new(
-            path.display().to_string(),
-            "",
-            format!("cannot read the recipe: {}", reason(error)),
-            hint,
-        )
+        SettingsError::new(path.display().to_string(), "", format!("cannot read the recipe: {}", reason(error)), hint)
     }
 }
 

@@ -50,11 +50,7 @@ impl Settings {
                 noise_level: when_stochastic(recipe.noise_level.level(&schedule, step)),
                 std: when_stochastic(transition.std),
                 sensitivity: in_pool.then(|| transition.sensitivity()),
-                excess_variance: when_stochastic(Transition::excess_variance(
-                    &schedule,
-                    &recipe.noise_level,
-                    step,
-                )),
+                excess_variance: when_stochastic(Transition::excess_variance(&schedule, &recipe.noise_level, step)),
                 loss_weight: weights.weight(step),
             }
         };

@@ -81,8 +81,7 @@ impl Settings {
         match path {
             None => Settings::parse(DEFAULT_RECIPE_NAME, DEFAULT_RECIPE, overrides),
             Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|error| SettingsError::unreadable(path, &error))?;
+                let text = std::fs::read_to_string(path).map_err(|error| SettingsError::unreadable(path, &error))?;
                 Settings::parse(&path.display().to_string(), &text, overrides)
             }
         }
@@ -90,8 +89,7 @@ impl Settings {
 
     /// The complete recipe, with every default and override resolved; loading it gives these settings again.
     pub fn to_toml(&self) -> String {
-        toml::to_string(self)
-            .unwrap_or_else(|error| format!("# cannot be written as TOML: {error}\n"))
+        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written as TOML: {error}\n"))
     }
 
     /// The sigmas of the rollouts.
@@ -99,11 +97,7 @@ impl Settings {
     /// # Errors
     /// None after [`Settings::load`]; values set by hand may not make a schedule.
     pub fn schedule(&self) -> Result<Schedule, grpo::Error> {
-        Schedule::new(
-            self.sampling.grid,
-            self.sampling.num_inference_steps,
-            self.sampling.shift,
-        )
+        Schedule::new(self.sampling.grid, self.sampling.num_inference_steps, self.sampling.shift)
     }
 
     /// The sigmas of the evaluation: the same grid with its own number of steps.
@@ -111,11 +105,7 @@ impl Settings {
     /// # Errors
     /// As [`Settings::schedule`].
     pub fn eval_schedule(&self) -> Result<Schedule, grpo::Error> {
-        Schedule::new(
-            self.sampling.grid,
-            self.eval.num_inference_steps,
-            self.sampling.shift,
-        )
+        Schedule::new(self.sampling.grid, self.eval.num_inference_steps, self.sampling.shift)
     }
 
     /// The method as a value.

@@ -33,9 +33,7 @@ impl TryFrom<String> for PromptSource {
         match text.strip_prefix("shapes:") {
             Some("train") => Ok(PromptSource::Shapes(ShapesSplit::Train)),
             Some("held-out") => Ok(PromptSource::Shapes(ShapesSplit::HeldOut)),
-            Some(_) => Err(format!(
-                "unknown variant `{text}`, expected `shapes:train` or `shapes:held-out`"
-            )),
+            Some(_) => Err(format!("unknown variant `{text}`, expected `shapes:train` or `shapes:held-out`")),
             None => Ok(PromptSource::File(text.into())),
         }
     }
@@ -73,35 +71,18 @@ pub fn read_prompt_file(path: &Path, field: &str) -> Result<Vec<String>, Setting
     }
     if prompts.is_empty() {
         let message = format!("`{field}` is `{name}`, which holds no prompt");
-        return Err(SettingsError::new(
-            &name,
-            field,
-            message,
-            "one prompt per line; lines that start with `#` do not count",
-        ));
+        return Err(SettingsError::new(&name, field, message, "one prompt per line; lines that start with `#` do not count"));
     }
     Ok(prompts)
 }
 
 /// Refuses control characters: they are invisible, and the tokenizer would pass them to the model.
 pub(super) fn check_prompt(prompt: &str, place: &str, field: &str) -> Result<(), SettingsError> {
-    let Some((index, control)) = prompt
-        .chars()
-        .enumerate()
-        .find(|(_, c)| c.is_control() && *c != '\t')
-    else {
+    let Some((index, control)) = prompt.chars().enumerate().find(|(_, c)| c.is_control() && *c != '\t') else {
         return Ok(());
     };
     let shown = prompt.escape_debug();
     let code = u32::from(control);
-    let message = format!(
-        "`{field}`: the prompt `{shown}` has control character U+{code:04X} at position {}",
-        index + 1
-    );
-    Err(SettingsError::new(
-        place,
-        field,
-        message,
-        "delete it; a prompt is one line of plain text",
-    ))
+    let message = format!("`{field}`: the prompt `{shown}` has control character U+{code:04X} at position {}", index + 1);
+    Err(SettingsError::new(place, field, message, "delete it; a prompt is one line of plain text"))
 }

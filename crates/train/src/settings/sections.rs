@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use grpo::{
-    AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, SigmaGrid, StepSharing,
-    StochasticSteps, TrainedSteps,
-};
+use grpo::{AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, SigmaGrid, StepSharing, StochasticSteps, TrainedSteps};
 use serde::{Deserialize, Serialize};
 
 pub use crate::optimizer::AdamWConfig as OptimizerSettings;
@@ -260,9 +257,6 @@ impl Default for EvalSettings {
 
 impl Default for CheckpointSettings {
     fn default() -> Self {
-        CheckpointSettings {
-            every: 0,
-            keep_last: 2,
-        }
+        CheckpointSettings { every: 0, keep_last: 2 }
     }
 }

@@ -16,20 +16,8 @@ const PIXELS_PER_PATCH: usize = 16;
 impl Settings {
     /// Checks every value; opens nothing. The error has no place yet.
     pub(super) fn validate(&self) -> Checked {
-        require(
-            !self.output_dir.as_os_str().is_empty(),
-            "output_dir",
-            "",
-            "a folder",
-            "for instance `runs/mine`",
-        )?;
-        require(
-            !self.model.path.as_os_str().is_empty(),
-            "model.path",
-            "",
-            "a folder",
-            "for instance `models/moving-shapes`",
-        )?;
+        require(!self.output_dir.as_os_str().is_empty(), "output_dir", "", "a folder", "for instance `runs/mine`")?;
+        require(!self.model.path.as_os_str().is_empty(), "model.path", "", "a folder", "for instance `models/moving-shapes`")?;
         check_prompt(&self.prompts.negative, "", "prompts.negative")?;
         self.validate_sampling()?;
         self.validate_method()?;
@@ -39,11 +27,7 @@ impl Settings {
         self.validate_train()?;
         self.validate_eval()?;
         self.validate_reward()?;
-        at_least_one(
-            "checkpoint.keep_last",
-            self.checkpoint.keep_last,
-            "the last checkpoint is what a run leaves behind",
-        )
+        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last, "the last checkpoint is what a run leaves behind")
     }
 
     fn validate_sampling(&self) -> Checked {
@@ -52,206 +36,81 @@ impl Settings {
         multiple_of_patch("sampling.width", sampling.width)?;
         let (field, frames) = ("sampling.num_frames", sampling.num_frames);
         let below = frames.saturating_sub(1) / 4 * 4 + 1;
-        let hint = format!(
-            "the nearest are {below} and {}: one frame, then four per latent",
-            below + 4
-        );
+        let hint = format!("the nearest are {below} and {}: one frame, then four per latent", below + 4);
         require(frames % 4 == 1, field, frames, "4k + 1", &hint)?;
         let (field, length) = ("sampling.max_sequence_length", sampling.max_sequence_length);
-        require(
-            (1..=512).contains(&length),
-            field,
-            length,
-            "1 to 512",
-            "Wan is trained with 512",
-        )?;
+        require((1..=512).contains(&length), field, length, "1 to 512", "Wan is trained with 512")?;
         let hint = "1 switches guidance off; Wan uses 4.5 to 6";
         not_negative("sampling.guidance_scale", sampling.guidance_scale, hint)?;
-        self.schedule()
-            .map_err(|error| from_grpo("sampling", &error))
-            .map(drop)
+        self.schedule().map_err(|error| from_grpo("sampling", &error)).map(drop)
     }
 
     fn validate_method(&self) -> Checked {
-        let schedule = self
-            .schedule()
-            .map_err(|error| from_grpo("sampling", &error))?;
-        LossWeights::new(&self.recipe(), &schedule)
-            .map_err(|error| from_grpo("method", &error))
-            .map(drop)
+        let schedule = self.schedule().map_err(|error| from_grpo("sampling", &error))?;
+        LossWeights::new(&self.recipe(), &schedule).map_err(|error| from_grpo("method", &error)).map(drop)
     }
 
     fn validate_rollout(&self) -> Checked {
         let rollout = &self.rollout;
-        GroupLayout::new(rollout.prompts_per_iteration, rollout.group_size)
-            .map_err(|error| from_grpo("rollout", &error))?;
-        at_least_one(
-            "rollout.micro_batch",
-            rollout.micro_batch,
-            "1 needs the least memory",
-        )
+        GroupLayout::new(rollout.prompts_per_iteration, rollout.group_size).map_err(|error| from_grpo("rollout", &error))?;
+        at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")
     }
 
     fn validate_policy(&self) -> Checked {
-        let PolicySettings::Lora {
-            rank,
-            alpha,
-            target_modules,
-            ..
-        } = &self.policy
-        else {
+        let PolicySettings::Lora { rank, alpha, target_modules, .. } = &self.policy else {
             return Ok(());
         };
         at_least_one("policy.rank", *rank, "16 is the published value")?;
-        positive(
-            "policy.alpha",
-            *alpha,
-            "the adapter counts alpha / rank; 32 with rank 16 is the published value",
-        )?;
+        positive("policy.alpha", *alpha, "the adapter counts alpha / rank; 32 with rank 16 is the published value")?;
         let hint = "the published ones are `to_q`, `to_k`, `to_v`, `to_out.0`";
-        require(
-            !target_modules.is_empty(),
-            "policy.target_modules",
-            "[]",
-            "at least one name",
-            hint,
-        )?;
+        require(!target_modules.is_empty(), "policy.target_modules", "[]", "at least one name", hint)?;
         let mut seen = HashSet::new();
-        let repeated = target_modules
-            .iter()
-            .find(|name| name.is_empty() || !seen.insert(name.as_str()));
-        repeated.map_or(Ok(()), |name| {
-            require(
-                false,
-                "policy.target_modules",
-                name,
-                "distinct, non-empty names",
-                hint,
-            )
-        })
+        let repeated = target_modules.iter().find(|name| name.is_empty() || !seen.insert(name.as_str()));
+        repeated.map_or(Ok(()), |name| require(false, "policy.target_modules", name, "distinct, non-empty names", hint))
     }
 
     fn validate_optimizer(&self) -> Checked {
         let optimizer = &self.optimizer;
-        positive(
-            "optimizer.learning_rate",
-            optimizer.learning_rate,
-            "1e-4 is the published value",
-        )?;
+        positive("optimizer.learning_rate", optimizer.learning_rate, "1e-4 is the published value")?;
         for beta in optimizer.betas {
             let fits = (0.0..1.0).contains(&beta);
-            require(
-                fits,
-                "optimizer.betas",
-                beta,
-                "two numbers from 0 to below 1",
-                "[0.9, 0.999] are the published values",
-            )?;
+            require(fits, "optimizer.betas", beta, "two numbers from 0 to below 1", "[0.9, 0.999] are the published values")?;
         }
-        not_negative(
-            "optimizer.weight_decay",
-            optimizer.weight_decay,
-            "0 switches it off",
-        )?;
-        positive(
-            "optimizer.epsilon",
-            optimizer.epsilon,
-            "1e-8 is the published value",
-        )?;
-        positive(
-            "optimizer.max_grad_norm",
-            optimizer.max_grad_norm,
-            "1.0 is the published value; a large one never clips",
-        )
+        not_negative("optimizer.weight_decay", optimizer.weight_decay, "0 switches it off")?;
+        positive("optimizer.epsilon", optimizer.epsilon, "1e-8 is the published value")?;
+        positive("optimizer.max_grad_norm", optimizer.max_grad_norm, "1.0 is the published value; a large one never clips")
     }
 
     fn validate_train(&self) -> Checked {
         let train = &self.train;
-        at_least_one(
-            "train.iterations",
-            train.iterations,
-            "one iteration is one rollout phase",
-        )?;
-        at_least_one(
-            "train.updates_per_iteration",
-            train.updates_per_iteration,
-            "2 is the published value",
-        )?;
-        ClippedLoss::new(train.clip_range, train.kl_beta)
-            .map_err(|error| from_grpo("train", &error))?;
-        positive(
-            "train.advantage_clip",
-            train.advantage_clip,
-            "5 is the published value",
-        )?;
+        at_least_one("train.iterations", train.iterations, "one iteration is one rollout phase")?;
+        at_least_one("train.updates_per_iteration", train.updates_per_iteration, "2 is the published value")?;
+        ClippedLoss::new(train.clip_range, train.kl_beta).map_err(|error| from_grpo("train", &error))?;
+        positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
-        require(
-            (0.0..1.0).contains(&decay),
-            "train.ema_decay",
-            decay,
-            "a number from 0 to below 1",
-            "0 switches it off",
-        )?;
-        at_least_one(
-            "train.ema_every",
-            train.ema_every,
-            "`ema_decay = 0` switches the average off",
-        )
+        require((0.0..1.0).contains(&decay), "train.ema_decay", decay, "a number from 0 to below 1", "0 switches it off")?;
+        at_least_one("train.ema_every", train.ema_every, "`ema_decay = 0` switches the average off")
     }
 
     fn validate_eval(&self) -> Checked {
         let eval = &self.eval;
-        at_least_one(
-            "eval.num_prompts",
-            eval.num_prompts,
-            "the interval needs about 30",
-        )?;
-        at_least_one(
-            "eval.samples_per_prompt",
-            eval.samples_per_prompt,
-            "1 video per prompt is enough with many prompts",
-        )?;
-        at_least_one(
-            "eval.bootstrap",
-            eval.bootstrap,
-            "10000 resamplings take a second",
-        )?;
+        at_least_one("eval.num_prompts", eval.num_prompts, "the interval needs about 30")?;
+        at_least_one("eval.samples_per_prompt", eval.samples_per_prompt, "1 video per prompt is enough with many prompts")?;
+        at_least_one("eval.bootstrap", eval.bootstrap, "10000 resamplings take a second")?;
         let videos = eval.num_prompts.saturating_mul(eval.samples_per_prompt);
         let hint = format!("the evaluation makes {videos} videos");
-        require(
-            eval.videos <= videos,
-            "eval.videos",
-            eval.videos,
-            &format!("at most {videos}"),
-            &hint,
-        )?;
-        Schedule::new(
-            self.sampling.grid,
-            eval.num_inference_steps,
-            self.sampling.shift,
-        )
-        .map_err(|error| from_grpo("eval", &error))
-        .map(drop)
+        require(eval.videos <= videos, "eval.videos", eval.videos, &format!("at most {videos}"), &hint)?;
+        Schedule::new(self.sampling.grid, eval.num_inference_steps, self.sampling.shift)
+            .map_err(|error| from_grpo("eval", &error))
+            .map(drop)
     }
 
     fn validate_reward(&self) -> Checked {
         let hint = "add `[[reward]]` with `type = \"shapes\"`";
-        require(
-            !self.reward.is_empty(),
-            "reward",
-            "[]",
-            "at least one reward",
-            hint,
-        )?;
+        require(!self.reward.is_empty(), "reward", "[]", "at least one reward", hint)?;
         for reward in &self.reward {
             let fits = reward.weight.is_finite() && reward.weight != 0.0;
-            require(
-                fits,
-                "reward.weight",
-                reward.weight,
-                "a number other than 0",
-                "delete a reward that should not count",
-            )?;
+            require(fits, "reward.weight", reward.weight, "a number other than 0", "delete a reward that should not count")?;
         }
         Ok(())
     }
@@ -264,10 +123,7 @@ impl Settings {
     /// The first missing or unusable file.
     pub fn check_files(&self) -> Result<(), SettingsError> {
         check_model(&self.model.path)?;
-        for (field, source) in [
-            ("prompts.train", &self.prompts.train),
-            ("prompts.eval", &self.prompts.eval),
-        ] {
+        for (field, source) in [("prompts.train", &self.prompts.train), ("prompts.eval", &self.prompts.eval)] {
             if let PromptSource::File(path) = source {
                 read_prompt_file(path, field)?;
             }
@@ -299,25 +155,14 @@ fn require(fits: bool, field: &str, got: impl ToString, expected: &str, hint: &s
     if fits {
         return Ok(());
     }
-    Err(SettingsError::new(
-        "",
-        field,
-        format!("`{field}` is `{}`, expected {expected}", got.to_string()),
-        hint,
-    ))
+    Err(SettingsError::new("", field, format!("`{field}` is `{}`, expected {expected}", got.to_string()), hint))
 }
 
 fn multiple_of_patch(field: &str, pixels: usize) -> Checked {
     let below = (pixels / PIXELS_PER_PATCH * PIXELS_PER_PATCH).max(PIXELS_PER_PATCH);
     let hint = format!("the nearest are {below} and {}", below + PIXELS_PER_PATCH);
     let fits = pixels > 0 && pixels.is_multiple_of(PIXELS_PER_PATCH);
-    require(
-        fits,
-        field,
-        pixels,
-        "a multiple of 16 (VAE 8, patch 2)",
-        &hint,
-    )
+    require(fits, field, pixels, "a multiple of 16 (VAE 8, patch 2)", &hint)
 }
 
 fn at_least_one(field: &str, got: usize, hint: &str) -> Checked {
@@ -325,36 +170,17 @@ fn at_least_one(field: &str, got: usize, hint: &str) -> Checked {
 }
 
 fn positive(field: &str, got: f64, hint: &str) -> Checked {
-    require(
-        got.is_finite() && got > 0.0,
-        field,
-        got,
-        "a positive number",
-        hint,
-    )
+    require(got.is_finite() && got > 0.0, field, got, "a positive number", hint)
 }
 
 fn not_negative(field: &str, got: f64, hint: &str) -> Checked {
-    require(
-        got.is_finite() && got >= 0.0,
-        field,
-        got,
-        "0 or a positive number",
-        hint,
-    )
+    require(got.is_finite() && got >= 0.0, field, got, "0 or a positive number", hint)
 }
 
 /// An error of the method's library, whose fields are named within a section.
 fn from_grpo(section: &str, error: &grpo::Error) -> SettingsError {
-    let section = if error.field() == "num_inference_steps" && section == "method" {
-        "sampling"
-    } else {
-        section
-    };
+    let section = if error.field() == "num_inference_steps" && section == "method" { "sampling" } else { section };
     let field = format!("{section}.{}", error.field());
-    let message =
-        error
-            .to_string()
-            .replacen(&format!("`{}`", error.field()), &format!("`{field}`"), 1);
+    let message = error.to_string().replacen(&format!("`{}`", error.field()), &format!("`{field}`"), 1);
     SettingsError::new("", field, message, error.hint())
 }

@@ -14,16 +14,8 @@ pub(super) fn describe(place: &str, field: &str, value: &str, message: &str) -> 
         .or_else(|| missing_key(field, message))
         .or_else(|| wrong_type(field, value, message))
         .unwrap_or_else(|| {
-            let subject = if field.is_empty() {
-                String::new()
-            } else {
-                format!("`{field}`: ")
-            };
-            (
-                field.to_owned(),
-                format!("{subject}{message}"),
-                SEE_INSPECT.to_owned(),
-            )
+            let subject = if field.is_empty() { String::new() } else { format!("`{field}`: ") };
+            (field.to_owned(), format!("{subject}{message}"), SEE_INSPECT.to_owned())
         });
     SettingsError::new(place, field, message, hint)
 }
@@ -34,22 +26,13 @@ type Described = Option<(String, String, String)>;
 fn unknown_key(field: &str, message: &str) -> Described {
     let (unknown, known) = unknown_name(message, "unknown field ")?;
     let section = section_of(field, unknown);
-    let place = if section.is_empty() {
-        "at the top level".to_owned()
-    } else {
-        format!("in `{section}`")
-    };
+    let place = if section.is_empty() { "at the top level".to_owned() } else { format!("in `{section}`") };
     let hint = hint_for_key(section, unknown, &known);
-    Some((
-        join(section, unknown),
-        format!("unknown key `{unknown}` {place}"),
-        hint,
-    ))
+    Some((join(section, unknown), format!("unknown key `{unknown}` {place}"), hint))
 }
 
 fn unknown_choice(field: &str, message: &str) -> Described {
-    let (unknown, known) = unknown_name(message, "unknown variant ")
-        .or_else(|| unknown_name(message, "unknown method "))?;
+    let (unknown, known) = unknown_name(message, "unknown variant ").or_else(|| unknown_name(message, "unknown method "))?;
     let message = format!("`{field}` is `{unknown}`, which is no known choice");
     Some((field.to_owned(), message, hint_for_choice(unknown, &known)))
 }
@@ -57,28 +40,14 @@ fn unknown_choice(field: &str, message: &str) -> Described {
 fn missing_key(field: &str, message: &str) -> Described {
     let missing = message.strip_prefix("missing field `")?.strip_suffix('`')?;
     let key = join(field, missing);
-    Some((
-        key.clone(),
-        format!("`{key}` is missing"),
-        SEE_INSPECT.to_owned(),
-    ))
+    Some((key.clone(), format!("`{key}` is missing"), SEE_INSPECT.to_owned()))
 }
 
 fn wrong_type(field: &str, value: &str, message: &str) -> Described {
-    let (got, expected) = message
-        .strip_prefix("invalid ")?
-        .split_once(", expected ")?;
+    let (got, expected) = message.strip_prefix("invalid ")?.split_once(", expected ")?;
     let got = got.split_once(": ").map_or(got, |(_, got)| got);
-    let shown = if value.is_empty() {
-        got.replace('"', "`")
-    } else {
-        format!("`{value}`")
-    };
-    let subject = if field.is_empty() {
-        "a value".to_owned()
-    } else {
-        format!("`{field}`")
-    };
+    let shown = if value.is_empty() { got.replace('"', "`") } else { format!("`{value}`") };
+    let subject = if field.is_empty() { "a value".to_owned() } else { format!("`{field}`") };
     let message = format!("{subject} is {shown}, expected {}", in_words(expected));
     Some((field.to_owned(), message, hint_for_type(expected, got)))
 }
@@ -98,11 +67,7 @@ fn section_of<'a>(field: &'a str, unknown: &str) -> &'a str {
 }
 
 fn join(section: &str, name: &str) -> String {
-    if section.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{section}.{name}")
-    }
+    if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
 }
 
 fn hint_for_key(section: &str, unknown: &str, known: &[&str]) -> String {
@@ -110,9 +75,7 @@ fn hint_for_key(section: &str, unknown: &str, known: &[&str]) -> String {
         return format!("did you mean `{near}`?");
     }
     let everywhere = known_keys();
-    let elsewhere = everywhere
-        .iter()
-        .find(|key| key.rsplit('.').next() == Some(unknown));
+    let elsewhere = everywhere.iter().find(|key| key.rsplit('.').next() == Some(unknown));
     match elsewhere {
         Some(key) => format!("did you mean `{key}`?"),
         None if known.is_empty() => format!("`{section}` takes no keys"),

@@ -129,8 +129,11 @@ pub fn load(path: &Path, sites: &[LinearSite]) -> Result<AdapterFile> {
     let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
     for key in files.names() {
         let (layer, part) = parse_key(key, &names).ok_or_else(|| {
-            Error::invalid(&file, format!("tensor `{key}` belongs to no known LoRA layout, or to no layer of the model"),
-                "supported: PEFT, diffusers, ComfyUI (diffusion_model.) and musubi (lora_unet_) names of Wan")
+            Error::invalid(
+                &file,
+                format!("tensor `{key}` belongs to no known LoRA layout, or to no layer of the model"),
+                "supported: PEFT, diffusers, ComfyUI (diffusion_model.) and musubi (lora_unet_) names of Wan",
+            )
         })?;
         pairs.entry(layer).or_default().add(part, files.floats(key)?, files.shape(key).unwrap_or_default());
     }
@@ -152,7 +155,11 @@ fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
     if diffusers.exists() {
         return Ok((diffusers, None));
     }
-    Err(Error::invalid(path, format!("holds neither `{PEFT_FILE}` nor `{DIFFUSERS_FILE}`"), "give an adapter folder or a .safetensors file"))
+    Err(Error::invalid(
+        path,
+        format!("holds neither `{PEFT_FILE}` nor `{DIFFUSERS_FILE}`"),
+        "give an adapter folder or a .safetensors file",
+    ))
 }
 
 fn config_alpha(path: &Path, prefix: &str) -> Result<f64> {

@@ -77,7 +77,11 @@ impl Lora {
             let site = sites.iter().find(|site| site.name == name).ok_or_else(|| unknown_layer(&name, sites))?;
             let a = slot(format!("{name}.lora_A.weight"), [config.rank, site.in_features], a, device)?;
             let b = slot(format!("{name}.lora_B.weight"), [site.out_features, config.rank], b, device)?;
-            site.set_adapter(Some(Adapter { a: Param::new(a.clone()), b: Param::new(b.clone()), scale: config.alpha / config.rank as f64 }));
+            site.set_adapter(Some(Adapter {
+                a: Param::new(a.clone()),
+                b: Param::new(b.clone()),
+                scale: config.alpha / config.rank as f64,
+            }));
             params.push(a);
             params.push(b);
         }
@@ -116,7 +120,12 @@ fn initial_a(name: &str, [rank, inputs]: [usize; 2], init: LoraInit, seed: u64) 
 fn slot(name: String, shape: [usize; 2], values: Vec<f32>, device: &Device) -> Result<std::sync::Arc<Slot>> {
     let count = shape[0] * shape[1];
     if values.len() != count {
-        return Err(argument("adapter tensor", &name, &format!("{} elements, expected shape {shape:?}", values.len()), "the adapter belongs to another model"));
+        return Err(argument(
+            "adapter tensor",
+            &name,
+            &format!("{} elements, expected shape {shape:?}", values.len()),
+            "the adapter belongs to another model",
+        ));
     }
     let tensor = Tensor::from_data(TensorData::new(values, [count]), &device.clone().inner());
     Ok(Slot::new(name, shape.to_vec(), tensor))

@@ -3,8 +3,8 @@
 // The engine's macro writes code without documentation.
 #![allow(missing_docs)]
 
-use super::rows::{map_rows, sigmoid, vectorized};
 use super::floats;
+use super::rows::{map_rows, sigmoid, vectorized};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};

@@ -3,7 +3,7 @@
 // The engine's macro writes code without documentation.
 #![allow(missing_docs)]
 
-use super::matmul::{Lhs, Packed, Rhs, Start, PANEL, TASK_ROWS, multiply, multiply_new, multiply_parallel};
+use super::matmul::{Lhs, PANEL, Packed, Rhs, Start, TASK_ROWS, multiply, multiply_new, multiply_parallel};
 use super::rows::{add_to, map_and_sum_rows, vectorized};
 use super::{absent, dims, floats, tensor};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -61,14 +61,7 @@ pub trait LinearOps: Backend {
 }
 
 impl LinearOps for Flex {
-    fn adapted_linear(
-        x: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        a: FlexTensor,
-        b: FlexTensor,
-        parts: Parts,
-    ) -> FlexTensor {
+    fn adapted_linear(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, a: FlexTensor, b: FlexTensor, parts: Parts) -> FlexTensor {
         Layer::new([x, weight, bias, a, b], parts).forward().0
     }
 }

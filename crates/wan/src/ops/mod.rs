@@ -9,8 +9,8 @@
 //!
 //! Read [`rows`] and [`matmul`] first: the others are formulas on top of them.
 
-mod attention;
 mod activation;
+mod attention;
 mod gated;
 mod linear;
 mod matmul;
@@ -25,8 +25,8 @@ pub use linear::{LowRank, linear};
 pub use norm::{Modulation, modulated_norm};
 pub use rotary_norm::rms_norm_rotate;
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::DispatchDevice;
+use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor, TensorData};
 
 /// Whether a tensor can be given to these operations: on the CPU engine, in f32.

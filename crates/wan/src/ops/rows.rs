@@ -83,7 +83,8 @@ pub unsafe fn map_blocks(
 /// Consecutive blocks of rows that do not cross a group, unless each row is a group.
 fn blocks(rows: usize, group: usize) -> Vec<Range<usize>> {
     let group = if group == 1 { rows } else { group };
-    let within = |first: usize| (first..(first + group).min(rows)).step_by(BLOCK).map(move |at| at..(at + BLOCK).min(first + group).min(rows));
+    let within =
+        |first: usize| (first..(first + group).min(rows)).step_by(BLOCK).map(move |at| at..(at + BLOCK).min(first + group).min(rows));
     (0..rows).step_by(group.max(1)).flat_map(within).collect()
 }
 

@@ -37,14 +37,18 @@ impl SchedulerConfig {
         let (expected, shift, solver, grid): (&[Expectation], _, _, _) = match class {
             "UniPCMultistepScheduler" => (&UNIPC, "flow_shift", SolverKind::Unipc, unipc_grid(config)),
             "FlowMatchEulerDiscreteScheduler" => (&EULER, "shift", SolverKind::Euler, SigmaGrid::Euler),
-            _ => return Err(format!("`_class_name` is `{class}`, expected `UniPCMultistepScheduler` or `FlowMatchEulerDiscreteScheduler`")),
+            _ => {
+                return Err(format!("`_class_name` is `{class}`, expected `UniPCMultistepScheduler` or `FlowMatchEulerDiscreteScheduler`"));
+            }
         };
         for expectation in expected {
             expectation.check(config)?;
         }
         let shift = match config.get(shift) {
             None => 1.0,
-            Some(value) => value.as_f64().filter(|s| s.is_finite() && *s > 0.0).ok_or(format!("`{shift}` is `{value}`, expected a positive number"))?,
+            Some(value) => {
+                value.as_f64().filter(|s| s.is_finite() && *s > 0.0).ok_or(format!("`{shift}` is `{value}`, expected a positive number"))?
+            }
         };
         Ok(Self { solver, grid, shift })
     }

@@ -31,8 +31,7 @@ impl PromptTokenizer {
     pub fn from_json(json: &str, path: &Path) -> Result<Self> {
         let hint = "this must be the tokenizer.json of a T5 tokenizer";
         let invalid = |reason: String| Error::invalid(path, reason, hint);
-        let mut tokenizer: Tokenizer =
-            json.parse().map_err(|e| invalid(format!("not a tokenizer that can be read ({e})")))?;
+        let mut tokenizer: Tokenizer = json.parse().map_err(|e| invalid(format!("not a tokenizer that can be read ({e})")))?;
         // Whatever the file says about lengths: the caller of `encode` decides.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
@@ -54,9 +53,10 @@ impl PromptTokenizer {
             return Err(Error::Argument { field: "max_sequence_length", value: "0".into(), reason, hint });
         }
         let cleaned = prompt_clean(prompt);
-        let encoding = self.tokenizer.encode(cleaned.as_str(), true).map_err(|e| {
-            Error::invalid(&self.path, format!("cannot encode `{cleaned}` ({e})"), "change the prompt or the tokenizer")
-        })?;
+        let encoding = self
+            .tokenizer
+            .encode(cleaned.as_str(), true)
+            .map_err(|e| Error::invalid(&self.path, format!("cannot encode `{cleaned}` ({e})"), "change the prompt or the tokenizer"))?;
         let mut ids = encoding.get_ids().to_vec();
         if ids.len() > max_length {
             ids.truncate(max_length - 1);

@@ -93,7 +93,10 @@ impl TransformerConfig {
 
     fn check(&self) -> std::result::Result<(), (String, &'static str)> {
         if self.image_dim.is_some() || self.added_kv_proj_dim.is_some() {
-            return Err(("`image_dim`/`added_kv_proj_dim` is set".into(), "image-to-video models are not supported; use a text-to-video model"));
+            return Err((
+                "`image_dim`/`added_kv_proj_dim` is set".into(),
+                "image-to-video models are not supported; use a text-to-video model",
+            ));
         }
         if self.qk_norm.as_deref() != Some("rms_norm_across_heads") {
             return Err((format!("`qk_norm` is `{:?}`", self.qk_norm), "only `rms_norm_across_heads`, the norm of Wan, is supported"));

@@ -8,9 +8,9 @@ pub mod block;
 pub mod config;
 pub mod patch;
 pub mod rope;
-pub mod time;
 #[cfg(test)]
 mod tests;
+pub mod time;
 
 use crate::error::Result;
 use crate::layers::{Linear, LinearSite, cast, gelu_tanh, modulated_norm};

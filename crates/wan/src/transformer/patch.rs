@@ -32,18 +32,23 @@ impl PatchGrid {
         if [f, h, w] != [gf * pt, gh * ph, gw * pw] {
             x = x.narrow(2, 0, gf * pt).narrow(3, 0, gh * ph).narrow(4, 0, gw * pw);
         }
-        x.reshape([batch, c, gf, pt, gh, ph, gw, pw])
-            .permute([0, 2, 4, 6, 1, 3, 5, 7])
-            .reshape([batch, self.num_tokens(), c * pt * ph * pw])
+        x.reshape([batch, c, gf, pt, gh, ph, gw, pw]).permute([0, 2, 4, 6, 1, 3, 5, 7]).reshape([
+            batch,
+            self.num_tokens(),
+            c * pt * ph * pw,
+        ])
     }
 
     /// [B, L, pt ph pw C] -> [B, C, F, H, W]; here the channels come last.
     pub fn unpatchify(&self, tokens: Tensor<3>) -> Tensor<5> {
         let batch = tokens.dims()[0];
         let ([pt, ph, pw], [gf, gh, gw]) = (self.patch, self.size);
-        tokens
-            .reshape([batch, gf, gh, gw, pt, ph, pw, self.out_channels])
-            .permute([0, 7, 1, 4, 2, 5, 3, 6])
-            .reshape([batch, self.out_channels, gf * pt, gh * ph, gw * pw])
+        tokens.reshape([batch, gf, gh, gw, pt, ph, pw, self.out_channels]).permute([0, 7, 1, 4, 2, 5, 3, 6]).reshape([
+            batch,
+            self.out_channels,
+            gf * pt,
+            gh * ph,
+            gw * pw,
+        ])
     }
 }

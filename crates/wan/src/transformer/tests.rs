@@ -2,8 +2,8 @@
 
 use super::block::gated_sum;
 use super::rope::Rope;
-use crate::layers::layer_norm;
 use super::*;
+use crate::layers::layer_norm;
 use crate::weights::to_floats;
 use std::path::PathBuf;
 

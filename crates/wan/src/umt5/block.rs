@@ -53,8 +53,7 @@ pub struct Positions {
 impl Positions {
     /// Of a batch of prompts with `lengths` tokens, padded to `length`.
     pub fn new(config: &Umt5Config, length: usize, lengths: &[usize], device: &Device) -> Self {
-        let (num_buckets, max_distance) =
-            (config.relative_attention_num_buckets, config.relative_attention_max_distance);
+        let (num_buckets, max_distance) = (config.relative_attention_num_buckets, config.relative_attention_max_distance);
         let bucket = |query, key| relative_position_bucket(query, key, num_buckets, max_distance) as i32;
         let buckets: Vec<i32> = (0..length).flat_map(|q| (0..length).map(move |k| bucket(q, k))).collect();
         let padding = lengths.iter().any(|&n| n < length).then(|| {

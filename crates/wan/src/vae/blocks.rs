@@ -6,8 +6,8 @@ use super::causal_conv::{CausalConv3d, FrameConv, Geometry, norm_channels};
 use super::pass::Pass;
 use crate::param::Param;
 use crate::weights::{Init, Weights};
-use burn::tensor::module::attention;
 use burn::tensor::Tensor;
+use burn::tensor::module::attention;
 
 /// Norm over the channels.
 ///

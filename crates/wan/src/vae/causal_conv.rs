@@ -57,13 +57,7 @@ pub fn conv3d(x: Tensor<5>, weight: Tensor<5>, bias: Tensor<1>, geometry: Geomet
 }
 
 /// As [`conv3d`], by the operations of the tensor engine.
-pub fn conv3d_of_engine(
-    x: Tensor<5>,
-    weight: Tensor<5>,
-    bias: Tensor<1>,
-    geometry: Geometry,
-    fusion: Fusion,
-) -> Tensor<5> {
+pub fn conv3d_of_engine(x: Tensor<5>, weight: Tensor<5>, bias: Tensor<1>, geometry: Geometry, fusion: Fusion) -> Tensor<5> {
     let Geometry { stride, padding, enlarge } = geometry;
     let x = match fusion.gain {
         Some(gain) => silu(norm_channels(x, gain)),
@@ -126,13 +120,7 @@ impl CausalConv3d {
     }
 
     /// `conv(silu(norm(x))) + residual`: x [B, C, F, H, W], residual [B, O, F, H, W] -> [B, O, F, H, W]
-    pub fn forward_activated(
-        &self,
-        x: Tensor<5>,
-        norm: &ChannelNorm,
-        residual: Option<Tensor<5>>,
-        pass: &mut Pass<'_>,
-    ) -> Tensor<5> {
+    pub fn forward_activated(&self, x: Tensor<5>, norm: &ChannelNorm, residual: Option<Tensor<5>>, pass: &mut Pass<'_>) -> Tensor<5> {
         let gain = Some(norm.gain(&x));
         self.forward_causal(x, Fusion { gain, residual }, pass)
     }

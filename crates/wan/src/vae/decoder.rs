@@ -80,8 +80,7 @@ fn build_up_blocks(w: &Weights, config: &VaeConfig) -> Vec<UpBlock> {
             channels = outputs;
         }
         // Upwards, the time is doubled where the encoder halved it on its way down.
-        let upsample = (level > 0)
-            .then(|| Upsample::new(&w.sub("upsamplers.0"), outputs, config.temperal_downsample[level - 1]));
+        let upsample = (level > 0).then(|| Upsample::new(&w.sub("upsamplers.0"), outputs, config.temperal_downsample[level - 1]));
         if upsample.is_some() {
             channels = outputs / 2;
         }

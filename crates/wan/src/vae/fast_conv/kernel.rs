@@ -155,9 +155,8 @@ impl Correlate<'_> {
     fn correlate<S: Simd, const J: usize>(&self, simd: S, first: usize, taps: &[usize; J]) -> [[S::f32s; J]; CHANNELS] {
         let mut sums = [[simd.splat_f32s(0.0); J]; CHANNELS];
         for (gradient_start, source_start, positions) in self.runs {
-            let g: [&[f32]; CHANNELS] = std::array::from_fn(|c| {
-                &self.gradient[first + c * self.gradient_stride + gradient_start..][..*positions]
-            });
+            let g: [&[f32]; CHANNELS] =
+                std::array::from_fn(|c| &self.gradient[first + c * self.gradient_stride + gradient_start..][..*positions]);
             let x: [&[f32]; J] = std::array::from_fn(|j| &self.source[source_start + taps[j]..][..*positions]);
             let mut p = 0;
             while p + S::F32_LANES <= *positions {

@@ -43,13 +43,7 @@ impl Input<'_> {
 }
 
 /// input [B, C, F, H, W], weight [O, C, kt, kh, kw], bias [O], residual [B, O, F', H', W'] -> [B, O, F', H', W']
-pub fn convolve(
-    shape: &ConvShape,
-    input: Input<'_>,
-    weight: &[f32],
-    bias: &[f32],
-    residual: Option<&[f32]>,
-) -> Vec<f32> {
+pub fn convolve(shape: &ConvShape, input: Input<'_>, weight: &[f32], bias: &[f32], residual: Option<&[f32]>) -> Vec<f32> {
     let sweep = Sweep::forward(shape);
     let kernel = Kernel::new(&sweep, shape, bias, |o, i, tap| weight[(o * shape.inputs + i) * tap.count + tap.at]);
     let [frames, height, width] = sweep.destination;
