@@ -22,6 +22,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
+    // The main thread works in the pool too, instead of waking the others and waiting for them. Fails only if a pool exists, which
+    // then serves as well.
+    let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -101,7 +101,7 @@ pub enum InitialNoise {
     /// Each from its own (Flash-GRPO as published).
     #[default]
     Independent,
-    /// All from the same: rewards then differ by the stochastic steps alone, and the steps before them run once per group.
+    /// All from the same: rewards then differ by the stochastic steps alone, and the steps before them are the same for all.
     SharedInGroup,
 }
 

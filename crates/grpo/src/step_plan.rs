@@ -48,7 +48,7 @@ impl StepPlan {
         self.trained.contains(&step)
     }
 
-    /// Number of leading deterministic steps: with shared initial noise and a shared plan they run once per group.
+    /// Number of leading deterministic steps: with shared initial noise and a shared plan they are the same for the whole group.
     pub fn prefix_len(&self) -> usize {
         self.stochastic.first().copied().unwrap_or(usize::MAX)
     }

@@ -46,6 +46,14 @@ pub trait Reward: Send + Sync {
     /// Name in metrics.
     fn name(&self) -> &str;
 
+    /// Whether videos of this prompt can be scored; asked for every prompt before a run starts.
+    ///
+    /// # Errors
+    /// A prompt that the reward does not understand.
+    fn check_prompt(&self, _prompt: &str) -> Result<(), RewardError> {
+        Ok(())
+    }
+
     /// One result per sample, in order.
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>>;
 }

@@ -13,18 +13,26 @@ impl Reward for ShapesReward {
         "shapes"
     }
 
+    fn check_prompt(&self, prompt: &str) -> Result<(), RewardError> {
+        self.caption(prompt).map(drop)
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
         batch.par_iter().map(|sample| self.score_one(sample)).collect()
     }
 }
 
 impl ShapesReward {
-    fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, RewardError> {
-        let caption: Caption = sample.prompt.parse().map_err(|error: shapes::CaptionError| RewardError {
+    fn caption(&self, prompt: &str) -> Result<Caption, RewardError> {
+        prompt.parse().map_err(|error: shapes::CaptionError| RewardError {
             reward: self.name().to_owned(),
-            prompt: sample.prompt.to_owned(),
+            prompt: prompt.to_owned(),
             reason: error.to_string(),
-        })?;
+        })
+    }
+
+    fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, RewardError> {
+        let caption = self.caption(sample.prompt)?;
         let score = shapes::score(sample.frames, &caption);
         let parts = [("color", score.color), ("shape", score.shape), ("motion", score.motion), ("object", score.object)];
         let components = parts.map(|(name, value)| (name.to_owned(), f64::from(value))).into();

@@ -5,12 +5,20 @@ use crate::{Reward, RewardBreakdown, RewardError, Sample};
 /// `sum_i weight_i reward_i`; a sample that one of them cannot score has no reward.
 pub struct Weighted {
     rewards: Vec<(f64, Box<dyn Reward>)>,
+    /// Names of the parts: the reward's, with a number from the second of that name on.
+    names: Vec<String>,
 }
 
 impl Weighted {
     /// Rewards with their weights.
     pub fn new(rewards: Vec<(f64, Box<dyn Reward>)>) -> Self {
-        Self { rewards }
+        let name = |i: usize| {
+            let name = rewards[i].1.name();
+            let earlier = rewards[..i].iter().filter(|(_, reward)| reward.name() == name).count();
+            if earlier == 0 { name.to_owned() } else { format!("{name}-{}", earlier + 1) }
+        };
+        let names = (0..rewards.len()).map(name).collect();
+        Self { rewards, names }
     }
 }
 
@@ -19,11 +27,15 @@ impl Reward for Weighted {
         "weighted"
     }
 
+    fn check_prompt(&self, prompt: &str) -> Result<(), RewardError> {
+        self.rewards.iter().try_for_each(|(_, reward)| reward.check_prompt(prompt))
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
         let mut sums = vec![Ok(RewardBreakdown::default()); batch.len()];
-        for (weight, reward) in &self.rewards {
+        for ((weight, reward), name) in self.rewards.iter().zip(&self.names) {
             for (sum, score) in sums.iter_mut().zip(reward.score(batch)) {
-                add(sum, *weight, reward.name(), score);
+                add(sum, *weight, name, score);
             }
         }
         sums

@@ -178,12 +178,13 @@ pub fn all_captions() -> Vec<Caption> {
     captions
 }
 
-/// The 54 captions a model may be trained on: those that are not [held out](held_out_captions).
+/// The 54 captions for the rollouts of an alignment: those that are not [held out](held_out_captions).
 pub fn train_captions() -> Vec<Caption> {
     all_captions().into_iter().filter(|caption| !is_held_out(caption)).collect()
 }
 
-/// The 18 captions kept for evaluation: every attribute value is trained, these combinations are not.
+/// The 18 captions kept for the evaluation of an alignment: every word of them occurs in its rollouts, these combinations do not.
+/// (Pretraining sees all 72, as a base model has seen everything.)
 ///
 /// The rule is a Latin square on the indices: a caption is held out when `motion = (color + shape) mod 4`. So every pair of colour and
 /// shape misses exactly one motion; each colour is held out 3 times, each shape 6 times, each motion 4 or 5 times.

@@ -30,6 +30,20 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// A number that is not one, after the self-checks passed.
+    #[error("{what} is {value} in iteration {iteration}, after {updates} updates; the weights were left as they were\nhint: {hint}")]
+    NotFinite {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The iteration.
+        iteration: u64,
+        /// Updates made before.
+        updates: u64,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The run folder.
     #[error("`output_dir` is `{path}`: {reason}\nhint: {hint}", path = path.display())]
     RunFolder {

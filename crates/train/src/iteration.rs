@@ -1,6 +1,6 @@
 //! One iteration of the method: prompts -> plan -> rollout -> decode -> reward -> advantages -> update.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events::{Event, Watch};
 use crate::prompts;
 use crate::recording;
@@ -54,7 +54,7 @@ pub struct IterationMetrics {
 /// Runs iteration `index`.
 ///
 /// # Errors
-/// A sample that cannot be scored.
+/// A sample that cannot be scored; a reward or gradient that is not finite (the weights are left as they were).
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
     let batch = Batch::plan(trainer, index);
@@ -63,13 +63,16 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
     let rewards = batch.reward(trainer, &rollouts)?;
     clock.lap("reward");
     let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
+    for &value in &values {
+        batch.finite("a reward", value, trainer, "a reward must be a finite number")?;
+    }
     let advantages = advantages(&values, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
     let transitions = batch.transitions(&rollouts, &advantages);
     if trainer.settings.debug.save_rollouts {
         let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
         recording::save(trainer, &transitions.concat(), &path)?;
     }
-    let updates = batch.update(trainer, &transitions, watch);
+    let updates = batch.update(trainer, &transitions, watch)?;
     clock.lap("update");
     Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
 }
@@ -170,17 +173,24 @@ impl Batch {
         self.updates.iter().map(|chunks| chunks.iter().flat_map(&mut with_advantages).collect()).collect()
     }
 
-    fn update(&self, trainer: &mut Trainer, updates: &[Vec<TransitionBatch>], watch: &mut Watch<'_>) -> Vec<UpdateMetrics> {
+    fn update(&self, trainer: &mut Trainer, updates: &[Vec<TransitionBatch>], watch: &mut Watch<'_>) -> Result<Vec<UpdateMetrics>> {
         watch(Event::Phase { name: "update", total: updates.len() as u64 });
         let mut metrics = Vec::new();
         for batches in updates {
             let due = (trainer.optimizer.updates + 1).is_multiple_of(trainer.settings.train.ema_every as u64);
             let ema = trainer.ema.as_mut().filter(|_| due);
-            metrics.push(update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, batches, &*trainer.collective));
+            let made = update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, batches, &*trainer.collective);
+            self.finite("the gradient's norm", made.grad_norm, trainer, "lower `optimizer.learning_rate` or `train.clip_range`")?;
+            metrics.push(made);
             watch(Event::Progress(metrics.len() as u64));
         }
         watch(Event::Done);
-        metrics
+        Ok(metrics)
+    }
+
+    fn finite(&self, what: &'static str, value: f64, trainer: &Trainer, hint: &'static str) -> Result<()> {
+        let (iteration, updates) = (self.index, trainer.optimizer.updates);
+        if value.is_finite() { Ok(()) } else { Err(Error::NotFinite { what, value, iteration, updates, hint }) }
     }
 
     fn metrics(

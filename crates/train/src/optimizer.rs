@@ -105,12 +105,12 @@ impl GradientSum {
         }
     }
 
-    /// Sums over ranks.
+    /// Mean over ranks, each of which holds the gradient of the mean over its own samples.
     pub fn all_reduce(&mut self, collective: &dyn crate::collective::Collective) {
         let mut present: Vec<Tensor<1>> = self.sums.iter().flatten().cloned().collect();
         collective.all_reduce_sum(&mut present);
         for (sum, reduced) in self.sums.iter_mut().filter(|sum| sum.is_some()).zip(present) {
-            *sum = Some(reduced);
+            *sum = Some(reduced.div_scalar(collective.world_size() as f64));
         }
     }
 

@@ -50,11 +50,7 @@ impl Policy {
 
     /// Runs `work` with other values of the trained weights, then puts the present ones back.
     pub fn with_weights<R>(&self, values: &[Tensor<1>], work: impl FnOnce() -> R) -> R {
-        let present = self.params().snapshot();
-        self.params().restore(values);
-        let result = work();
-        self.params().restore(&present);
-        result
+        self.params().with_values(values, work)
     }
 
     /// Runs `work` with the reference policy: the weights at the start of the run.

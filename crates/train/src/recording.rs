@@ -7,6 +7,7 @@
 //! | `sigmas` | [S + 1], ends with 0 |
 //! | `prompt_embeds`, optionally `negative_prompt_embeds` | [N, L, D] or [1, L, D], zero-padded |
 //! | `old_log_prob`, `advantages` | [N] |
+//! | `old_velocity`, for the normalised ratio only | [N, C, F, H, W] |
 //!
 //! The header's metadata entry `flash_grpo` is the JSON of [`Header`].
 
@@ -45,6 +46,15 @@ pub struct Header {
     pub advantage_clip: f64,
     /// AdamW.
     pub optimizer: AdamWConfig,
+    /// How timesteps follow from the sigmas.
+    #[serde(default)]
+    pub grid: SigmaGrid,
+    /// Form of the probability ratio; the normalised one needs the tensor `old_velocity`.
+    #[serde(default)]
+    pub ratio: RatioKind,
+    /// Weight of the KL to the weights at the start of the replay.
+    #[serde(default)]
+    pub kl_beta: f64,
 }
 
 /// A noise level by its name alone, or with its parameter.
@@ -81,6 +91,9 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
         clip_range: trainer.settings.train.clip_range,
         advantage_clip: trainer.settings.train.advantage_clip,
         optimizer: trainer.settings.optimizer,
+        grid: trainer.objective.schedule.grid(),
+        ratio: recipe.ratio,
+        kl_beta: trainer.settings.train.kl_beta,
     };
     let text = serde_json::to_string(&header).map_err(|e| Error::recording(path, e, HINT))?;
     let stack = |of: &dyn Fn(&TransitionBatch) -> Tensor<5>| Tensor::cat(batches.iter().map(of).collect(), 0);
@@ -98,6 +111,10 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
     ];
     let steps: Vec<u8> = batches.iter().flat_map(|b| &b.steps).flat_map(|&step| (step as i64).to_le_bytes()).collect();
     tensors.push(("step", vec![count], Dtype::I64, steps));
+    if recipe.ratio == RatioKind::Normalised && batches.iter().all(|b| b.old_velocity.is_some()) {
+        let old = batches.iter().filter_map(|b| b.old_velocity.clone()).collect();
+        tensors.push(floats("old_velocity", Tensor::cat(old, 0)));
+    }
     if header.guidance_scale != 1.0 {
         tensors.push(floats("negative_prompt_embeds", trainer.negative.to_padded()));
     }
@@ -155,15 +172,15 @@ impl Header {
             NamedNoiseLevel::Name(name) => NoiseLevel::named(name)
                 .ok_or_else(|| Error::recording(path, format!("`noise_level` is `{name}`"), "`linear`, `flow`, `constant` or `cps`"))?,
         };
-        let schedule = Schedule::from_sigmas(SigmaGrid::Unipc, sigmas.into_iter().map(f64::from).collect())?;
+        let schedule = Schedule::from_sigmas(self.grid, sigmas.into_iter().map(f64::from).collect())?;
         let stochastic = StochasticSteps::Random { count: 1, pool: self.step_pool };
         let recipe = Recipe { stochastic, noise_level, loss_weight: self.loss_weight, ..Recipe::flash_grpo() };
         Ok(Objective {
             weights: LossWeights::new(&recipe, &schedule)?,
             schedule,
             noise_level,
-            loss: ClippedLoss::new(self.clip_range, 0.0)?,
-            ratio: RatioKind::Plain,
+            loss: ClippedLoss::new(self.clip_range, self.kl_beta)?,
+            ratio: self.ratio,
         })
     }
 }
@@ -185,7 +202,7 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
     Ok(TransitionBatch {
         next_latents: read(files, "next_latents", path, device)?,
         latents,
-        old_velocity: None,
+        old_velocity: if header.ratio == RatioKind::Normalised { Some(read(files, "old_velocity", path, device)?) } else { None },
         samples: (0..count).collect(),
         steps: list("step")?.into_iter().map(|step| step as usize).collect(),
         old_log_probs: list("old_log_prob")?,

@@ -50,12 +50,13 @@ const FPS: f64 = 8.0;
 /// Anything wrong with recipe, model, prompts or folder, before the first iteration; a sample that cannot be scored.
 pub fn run(settings: Settings, device: &Device, watch: &mut Watch<'_>) -> Result<Summary> {
     settings.check_files()?;
-    let folder = RunFolder::create(&settings)?;
+    let folder = RunFolder::claim(&settings.output_dir)?;
     let mut seconds = Seconds::default();
     let mut trainer = seconds.time("load", || Trainer::new(settings, device))?;
     watch(Event::Note(&describe(&trainer)));
     let checks = seconds.time("checks", || self_check(&trainer, watch))?;
     watch(Event::Note(&describe_checks(&checks)));
+    folder.begin(&trainer.settings)?;
     let before = seconds.time("evaluation", || evaluate(&trainer, "evaluation before", watch))?;
     folder.videos(&before, "before", &trainer)?;
     let iterations = trainer.settings.train.iterations as u64;
@@ -113,19 +114,25 @@ struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates the folder with the resolved recipe.
-    fn create(settings: &Settings) -> Result<Self> {
-        let path = settings.output_dir.clone();
+    /// Makes sure that the folder is empty and can be written to; leaves nothing in it, so that a run that stops at its checks can
+    /// be started again.
+    fn claim(path: &Path) -> Result<Self> {
+        let path = path.to_path_buf();
         let occupied = std::fs::read_dir(&path).map(|mut entries| entries.next().is_some()).unwrap_or(false);
         if occupied {
             return Err(Error::run_folder(&path, "it already holds files", "give another folder with `--output-dir`, or delete it"));
         }
-        let folder = Self { path };
-        let create = |dir: &Path| std::fs::create_dir_all(dir).map_err(|e| Error::run_folder(&folder.path, e, WRITABLE));
-        create(&folder.path)?;
-        create(&folder.path.join("samples"))?;
-        write_atomically(&folder.path.join("recipe.toml"), settings.to_toml().as_bytes())?;
-        Ok(folder)
+        let probe = path.join(".probe");
+        let written = std::fs::create_dir_all(&path).and_then(|()| std::fs::write(&probe, "")).and_then(|()| std::fs::remove_file(&probe));
+        written.map_err(|e| Error::run_folder(&path, e, WRITABLE))?;
+        Ok(Self { path })
+    }
+
+    /// Puts the resolved recipe into the folder.
+    fn begin(&self, settings: &Settings) -> Result<()> {
+        let samples = self.path.join("samples");
+        std::fs::create_dir_all(&samples).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))?;
+        Ok(write_atomically(&self.path.join("recipe.toml"), settings.to_toml().as_bytes())?)
     }
 
     /// Appends a line to metrics.jsonl.

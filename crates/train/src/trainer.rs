@@ -58,13 +58,16 @@ impl Trainer {
     /// Files that are missing or do not fit; a recipe that the model cannot serve.
     pub fn new(settings: Settings, device: &Device) -> Result<Self> {
         settings.check_files()?;
+        let reward = weighted(&settings.reward);
+        let train_texts = prompts::texts(&settings.prompts.train, "prompts.train")?;
+        let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
+        eval_texts.truncate(settings.eval.num_prompts);
+        train_texts.iter().chain(&eval_texts).try_for_each(|text| reward.check_prompt(text))?;
         let pipeline = WanPipeline::load(&settings.model.path, device, DType::F32)?;
         let policy = Policy::new(pipeline.transformer, &settings.policy, settings.seed, device)?;
         let length = settings.sampling.max_sequence_length;
         let encode = |texts| PromptSet::encode(texts, &pipeline.text_encoder, length);
-        let train_prompts = encode(prompts::texts(&settings.prompts.train, "prompts.train")?)?;
-        let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
-        eval_texts.truncate(settings.eval.num_prompts);
+        let train_prompts = encode(train_texts)?;
         let eval_prompts = encode(eval_texts)?;
         let negative = encode(vec![settings.prompts.negative.clone()])?.embeds;
         let optimizer = AdamW::new(settings.optimizer, policy.params());
@@ -79,7 +82,7 @@ impl Trainer {
             train_prompts,
             eval_prompts,
             negative,
-            reward: weighted(&settings.reward),
+            reward,
             optimizer,
             ema,
             collective: Box::new(Alone),

@@ -119,6 +119,8 @@ impl Objective {
 }
 
 /// One update over all `batches` (micro-batches of one update).
+///
+/// A gradient that is not finite changes nothing; `grad_norm` tells.
 pub fn update(
     policy: &Policy,
     optimizer: &mut AdamW,
@@ -130,6 +132,9 @@ pub fn update(
     let (mut gradients, mut metrics) = accumulate(policy, objective, batches);
     gradients.all_reduce(collective);
     metrics.grad_norm = gradients.clip(optimizer.config.max_grad_norm);
+    if !metrics.grad_norm.is_finite() {
+        return metrics;
+    }
     optimizer.step(policy.params(), &gradients);
     if let Some(ema) = ema {
         ema.update(policy.params());

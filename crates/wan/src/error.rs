@@ -75,6 +75,14 @@ impl Error {
         Self::Io { action: "write", path: path.as_ref().into(), source, hint }
     }
 
+    /// A value that came from a file: names the file too.
+    pub fn in_file(self, path: impl AsRef<Path>) -> Self {
+        match self {
+            Self::Argument { field, value, reason, hint } => Self::invalid(path, format!("{field} `{value}`: {reason}"), hint),
+            other => other,
+        }
+    }
+
     /// An [`Error::Invalid`].
     pub fn invalid(path: impl AsRef<Path>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Invalid { path: path.as_ref().into(), reason: reason.into(), hint: hint.into() }

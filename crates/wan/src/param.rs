@@ -161,6 +161,21 @@ impl ParamSet {
         self.slots.iter().map(|slot| slot.value()).collect()
     }
 
+    /// Runs `work` with other values, then puts the present tensors themselves back: a graph that was recorded with them
+    /// before still finds its leaves after.
+    ///
+    /// # Panics
+    /// If the number of tensors differs.
+    pub fn with_values<R>(&self, values: &[Tensor<1>], work: impl FnOnce() -> R) -> R {
+        let leaves: Vec<Tensor<1>> = self.slots.iter().map(|slot| slot.leaf()).collect();
+        self.restore(values);
+        let result = work();
+        for (slot, leaf) in self.slots.iter().zip(leaves) {
+            slot.store(leaf);
+        }
+        result
+    }
+
     /// Puts back what [`snapshot`](Self::snapshot) took.
     ///
     /// # Panics

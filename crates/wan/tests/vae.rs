@@ -1,7 +1,7 @@
 //! The autoencoder against the reference implementation (golden/README.md), against itself in another way, and its
 //! gradients.
 
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -61,7 +61,8 @@ fn small_config() -> VaeConfig {
 }
 
 fn noise<const D: usize>(shape: [usize; D]) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
+    let key = grpo::Key { seed: 1, iteration: 0, prompt: 0, rollout: 0, purpose: grpo::Purpose::Data };
+    Tensor::from_data(TensorData::new(key.normals(shape.iter().product()), shape), &Device::flex())
 }
 
 #[test]
@@ -249,7 +250,7 @@ fn gradients_reach_every_weight_and_agree_with_differences() {
         if norm2.sqrt() < 1e-3 {
             continue;
         }
-        let (h, slope) = (1e-3, norm2.sqrt());
+        let (h, slope) = (2.5e-4, norm2.sqrt());
         let central = |h: f64| (at(h) - at(-h)) / (2.0 * h);
         let measured = (4.0 * central(h) - central(2.0 * h)) / 3.0;
         assert!((measured / slope - 1.0).abs() < 0.03, "{}: {measured:.3e} measured, {slope:.3e} computed", slot.name);

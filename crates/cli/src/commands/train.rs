@@ -73,8 +73,15 @@ fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     let training = summary.seconds.get("training").copied().unwrap_or_default();
     println!("{} iterations, {} updates, {training:.0} s of training", summary.iterations, summary.updates);
     println!("videos before and after: {}", dir.join("samples").display());
+    let (base, trained) = (base.display(), dir.join(summary.adapter));
     println!("\nload it in Python:\n");
-    println!("  from diffusers import WanPipeline");
-    println!("  pipe = WanPipeline.from_pretrained(\"{}\")", base.display());
-    println!("  pipe.load_lora_weights(\"{}\")", dir.join(summary.adapter).display());
+    if trained.join("transformer").is_dir() {
+        println!("  from diffusers import WanPipeline, WanTransformer3DModel");
+        println!("  transformer = WanTransformer3DModel.from_pretrained(\"{}\")", trained.join("transformer").display());
+        println!("  pipe = WanPipeline.from_pretrained(\"{base}\", transformer=transformer)");
+    } else {
+        println!("  from diffusers import WanPipeline");
+        println!("  pipe = WanPipeline.from_pretrained(\"{base}\")");
+        println!("  pipe.load_lora_weights(\"{}\")", trained.display());
+    }
 }

@@ -25,6 +25,8 @@ pub struct AdapterFile {
     pub config: LoraConfig,
     /// (layer, A [rank, in], B [out, rank]), row-major.
     pub tensors: Vec<(String, Vec<f32>, Vec<f32>)>,
+    /// The file it was read from.
+    pub path: PathBuf,
 }
 
 impl AdapterFile {
@@ -33,7 +35,7 @@ impl AdapterFile {
     /// # Errors
     /// Layers the model does not have, or shapes that do not fit.
     pub fn attach(self, sites: &[LinearSite], device: &Device) -> Result<Lora> {
-        Lora::attach_values(sites, &self.config, self.tensors, device)
+        Lora::attach_values(sites, &self.config, self.tensors, device).map_err(|error| error.in_file(&self.path))
     }
 }
 
@@ -225,7 +227,7 @@ fn assemble(file: &Path, pairs: BTreeMap<String, Pair>, alpha: Option<f64>) -> R
     }
     let target_modules = tensors.iter().map(|(layer, ..)| layer.clone()).collect();
     let config = LoraConfig { rank, alpha: common.unwrap_or(rank as f64), target_modules, init: LoraInit::default() };
-    Ok(AdapterFile { config, tensors })
+    Ok(AdapterFile { config, tensors, path: file.into() })
 }
 
 /// Every spelling of every layer's name -> the diffusers name.

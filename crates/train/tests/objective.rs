@@ -1,0 +1,157 @@
+//! The gradient that reaches the weights is that of the loss that is reported, for every form of the loss.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use grpo::{ClippedLoss, Key, LossWeight, LossWeights, NoiseLevel, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use train::optimizer::GradientSum;
+use train::policy::Policy;
+use train::replay::{Conditioning, TransitionBatch};
+use train::rollout::{Start, rollout};
+use train::update::{Objective, accumulate};
+use wan::lora::{Lora, LoraConfig, LoraInit};
+use wan::text::PromptEmbeds;
+use wan::transformer::{TransformerConfig, WanTransformer};
+use wan::weights::{Weights, to_floats};
+
+const SAMPLES: usize = 4;
+
+fn normals(seed: u64, count: usize) -> Vec<f32> {
+    Key { seed, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.normals(count)
+}
+
+fn tensor<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(normals(seed, shape.iter().product()), shape), &Device::flex())
+}
+
+fn policy() -> Policy {
+    let config = serde_json::json!({
+        "patch_size": [1, 2, 2], "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4,
+        "text_dim": 8, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "cross_attn_norm": true,
+        "qk_norm": "rms_norm_across_heads", "eps": 1e-6, "rope_max_seq_len": 64,
+    });
+    let config: TransformerConfig = serde_json::from_value(config).expect("config");
+    let transformer = WanTransformer::new(config, Weights::random(1, &Device::flex()), DType::F32).expect("transformer");
+    let target_modules = ["to_q", "to_k", "to_v", "to_out.0"].map(str::to_owned).to_vec();
+    let config = LoraConfig { rank: 4, alpha: 8.0, target_modules, init: LoraInit::Gaussian };
+    let lora = Lora::attach(&transformer.linears, &config, 0, &Device::flex()).expect("attach");
+    Policy::from_parts(transformer, Some(lora))
+}
+
+/// Moves every weight, so that ratios and divergence are not at their stationary points.
+fn move_weights(policy: &Policy, by: f64) {
+    for (i, slot) in policy.params().iter().enumerate() {
+        let value = slot.value();
+        let step = tensor::<1>(100 + i as u64, [value.dims()[0]]).mul_scalar(by);
+        slot.set_value(value + step);
+    }
+}
+
+fn objective(ratio: RatioKind, kl_beta: f64) -> Objective {
+    let schedule = Schedule::new(SigmaGrid::Unipc, 6, 3.0).expect("schedule");
+    let recipe = Recipe {
+        stochastic: StochasticSteps::Random { count: 1, pool: 4 },
+        loss_weight: LossWeight::Rectified,
+        noise_level: NoiseLevel::Linear { eta: 1.0 },
+        ..Recipe::flash_grpo()
+    };
+    let weights = LossWeights::new(&recipe, &schedule).expect("weights");
+    let loss = ClippedLoss::new(10.0, kl_beta).expect("a range that nothing leaves, so that the loss is smooth");
+    Objective { schedule, noise_level: recipe.noise_level, weights, loss, ratio }
+}
+
+fn transitions(policy: &Policy, objective: &Objective, guidance_scale: f64) -> TransitionBatch {
+    let recipe = Recipe { stochastic: StochasticSteps::Random { count: 1, pool: 4 }, ..Recipe::flash_grpo() };
+    let plans: Vec<_> = (0..SAMPLES).map(|i| recipe.plan(1, 0, i as u64 / 2, i as u64 % 2, 6)).collect();
+    let prompts = PromptEmbeds { embeds: tensor(2, [2, 3, 8]), lengths: vec![3, 2], padded_length: 16 };
+    let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
+    let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale };
+    let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
+    let start = Start { latents: tensor(4, [SAMPLES, 4, 3, 4, 4]), conditioning, plans: &plans, step_noise: &step_noise };
+    let rollouts = rollout(policy, &objective.schedule, &objective.noise_level, start);
+    rollouts.transitions[0].with_advantages(&[1.0, -0.5, 0.75, -1.25])
+}
+
+/// Slope of the loss along the gradient by central differences, against the gradient's norm.
+fn check(ratio: RatioKind, kl_beta: f64, guidance_scale: f64) {
+    let (policy, objective) = (policy(), objective(ratio, kl_beta));
+    let batch = transitions(&policy, &objective, guidance_scale);
+    move_weights(&policy, 0.05);
+    let (gradients, metrics) = accumulate(&policy, &objective, std::slice::from_ref(&batch));
+    assert!(metrics.ratio_deviation() > 1e-4, "ratios moved: {:?}", metrics.ratio);
+    assert_eq!(kl_beta > 0.0, metrics.kl > 0.0);
+    let norm = gradients.norm();
+    let start = policy.params().snapshot();
+    let loss_at = |t: f64| {
+        let moved = move_along(&start, &gradients, t / norm);
+        policy.with_weights(&moved, || accumulate(&policy, &objective, std::slice::from_ref(&batch)).1.loss)
+    };
+    let central = |h: f64| (loss_at(h) - loss_at(-h)) / (2.0 * h);
+    let h = 0.02;
+    let slope = (4.0 * central(h) - central(2.0 * h)) / 3.0;
+    assert!((slope / norm - 1.0).abs() < 0.01, "{ratio:?}, KL {kl_beta}, guidance {guidance_scale}: {slope:e} against {norm:e}");
+}
+
+fn move_along(start: &[Tensor<1>], gradients: &GradientSum, by: f64) -> Vec<Tensor<1>> {
+    let moved = |(value, gradient): (&Tensor<1>, &Option<Tensor<1>>)| {
+        gradient.as_ref().map_or_else(|| value.clone(), |gradient| value.clone() + gradient.clone().mul_scalar(by))
+    };
+    start.iter().zip(&gradients.sums).map(moved).collect()
+}
+
+#[test]
+fn gradient_is_that_of_the_plain_loss() {
+    check(RatioKind::Plain, 0.0, 1.0);
+}
+
+#[test]
+fn gradient_is_that_of_the_guided_loss() {
+    check(RatioKind::Plain, 0.0, 3.0);
+}
+
+#[test]
+fn gradient_is_that_of_the_loss_with_divergence() {
+    check(RatioKind::Plain, 2.0, 1.0);
+    check(RatioKind::Plain, 2.0, 3.0);
+}
+
+#[test]
+fn gradient_is_that_of_the_loss_with_normalised_ratios() {
+    check(RatioKind::Normalised, 0.0, 1.0);
+}
+
+#[test]
+fn one_batch_of_all_equals_many_of_one() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    let batch = transitions(&policy, &objective, 3.0);
+    let singles: Vec<_> = (0..SAMPLES).map(|i| batch.range(i, i + 1)).collect();
+    let (whole, _) = accumulate(&policy, &objective, std::slice::from_ref(&batch));
+    let (parts, _) = accumulate(&policy, &objective, &singles);
+    let norm = whole.norm();
+    assert!(norm > 1e-4, "{norm}");
+    for (a, b) in whole.sums.iter().zip(&parts.sums) {
+        let (a, b) = (a.as_ref().expect("gradient"), b.as_ref().expect("gradient"));
+        let worst = to_floats((a.clone() - b.clone()).abs().max())[0];
+        assert!(f64::from(worst) < 1e-5 * norm, "{worst:e} of {norm:e}");
+    }
+}
+
+/// The step of largest weight and the others give gradients of one scale: `|dlog_prob/dv| = lambda`, weighted by 1/lambda.
+#[test]
+fn sensitivity_is_the_gradient_of_the_log_probability() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    let batch = transitions(&policy, &objective, 1.0);
+    for (i, t) in objective.transitions(&batch.steps).iter().enumerate() {
+        let one = batch.range(i, i + 1);
+        let velocity = one.old_velocity.clone().expect("recorded").autodiff().require_grad();
+        let replayed = train::replay::evaluate(&one.latents, velocity.clone(), &one.next_latents, &[*t]);
+        let log_prob = replayed.mean_square_residual.mul_scalar(t.log_prob_slope());
+        let gradient = velocity.grad(&log_prob.sum().backward()).expect("gradient");
+        let elements = gradient.dims().iter().product::<usize>() as f64;
+        let length = f64::from(to_floats(gradient.powi_scalar(2).sum())[0]).sqrt();
+        // d log_prob/dv = lambda z / D for the unit noise z of the step
+        let mut residual = one.next_latents.clone() - train::replay::transition_mean(&one.latents, &one.old_velocity.clone().expect("v"), &[*t]);
+        residual = residual.div_scalar(t.std);
+        let noise = f64::from(to_floats(residual.powi_scalar(2).sum())[0]).sqrt();
+        let expected = t.sensitivity() * noise / elements;
+        assert!((length / expected - 1.0).abs() < 1e-4, "sample {i}: {length:e} against {expected:e}");
+    }
+}
