@@ -45,7 +45,7 @@ impl Transcript {
 }
 
 /// `train` with the built-in recipe and one value changed.
-fn train<'a>(set: &'a str) -> [&'a str; 5] {
+fn train(set: &str) -> [&str; 5] {
     ["train", "--output-dir", "DIR/run", "--set", set]
 }
 

@@ -3,10 +3,10 @@
 //! | tensor | shape |
 //! |---|---|
 //! | `latents`, `next_latents` | [N, C, F, H, W] |
-//! | `step` | [N], index into the schedule |
+//! | `step` | `[N]`, index into the schedule |
 //! | `sigmas` | [S + 1], ends with 0 |
 //! | `prompt_embeds`, optionally `negative_prompt_embeds` | [N, L, D] or [1, L, D], zero-padded |
-//! | `old_log_prob`, `advantages` | [N] |
+//! | `old_log_prob`, `advantages` | `[N]` |
 //! | `old_velocity`, for the normalised ratio only | [N, C, F, H, W] |
 //!
 //! The header's metadata entry `flash_grpo` is the JSON of [`Header`].

@@ -67,7 +67,7 @@ pub struct TransitionBatch {
 pub struct Replayed {
     /// v [B, C, F, H, W].
     pub velocity: Tensor<5>,
-    /// mean over D of (x' - a x - b v)^2 [B].
+    /// mean over D of (x' - a x - b v)^2 `[B]`.
     pub mean_square_residual: Tensor<1>,
     /// log_prob of x' (mean over D).
     pub log_probs: Vec<f64>,
@@ -130,7 +130,7 @@ pub fn evaluate(latents: &Tensor<5>, velocity: Tensor<5>, next_latents: &Tensor<
     Replayed { velocity, mean_square_residual, log_probs }
 }
 
-/// [B, C, F, H, W] -> mean of the squares per sample [B].
+/// [B, C, F, H, W] -> mean of the squares per sample `[B]`.
 pub fn mean_square(x: Tensor<5>) -> Tensor<1> {
     let [batch, c, f, h, w] = x.dims();
     (x.clone() * x).reshape([batch, c * f * h * w]).mean_dim(1).reshape([batch])

@@ -92,7 +92,7 @@ impl Objective {
         metrics.log_prob.extend(&replayed.log_probs);
     }
 
-    /// mean over D of (v - v_old)^2 [B], where the ratio needs it.
+    /// mean over D of (v - v_old)^2 `[B]`, where the ratio needs it.
     fn velocity_change(&self, batch: &TransitionBatch, replayed: &Replayed) -> Option<Tensor<1>> {
         let old = batch.old_velocity.as_ref().filter(|_| self.ratio == RatioKind::Normalised)?;
         Some(mean_square(replayed.velocity.clone() - old.clone()))
@@ -110,7 +110,7 @@ impl Objective {
             .collect()
     }
 
-    /// mean over D of (v - v_ref)^2 [B]; the KL to the reference is lambda^2/2 times that.
+    /// mean over D of (v - v_ref)^2 `[B]`; the KL to the reference is lambda^2/2 times that.
     fn reference_distance(&self, policy: &Policy, batch: &TransitionBatch, replayed: &Replayed) -> Tensor<1> {
         let transitions = self.transitions(&batch.steps);
         let reference = policy.with_reference(|| batch.replay(policy, &self.schedule, &transitions, false));

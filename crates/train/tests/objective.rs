@@ -148,7 +148,8 @@ fn sensitivity_is_the_gradient_of_the_log_probability() {
         let elements = gradient.dims().iter().product::<usize>() as f64;
         let length = f64::from(to_floats(gradient.powi_scalar(2).sum())[0]).sqrt();
         // d log_prob/dv = lambda z / D for the unit noise z of the step
-        let mut residual = one.next_latents.clone() - train::replay::transition_mean(&one.latents, &one.old_velocity.clone().expect("v"), &[*t]);
+        let mut residual =
+            one.next_latents.clone() - train::replay::transition_mean(&one.latents, &one.old_velocity.clone().expect("v"), &[*t]);
         residual = residual.div_scalar(t.std);
         let noise = f64::from(to_floats(residual.powi_scalar(2).sum())[0]).sqrt();
         let expected = t.sensitivity() * noise / elements;

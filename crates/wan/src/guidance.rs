@@ -85,7 +85,7 @@ enum Branches {
     /// 2B rows
     Together(TextContext),
     /// B rows each
-    InTurn(TextContext, TextContext),
+    InTurn(Box<[TextContext; 2]>),
 }
 
 impl<'a> GuidedVelocity<'a> {
@@ -109,7 +109,7 @@ impl<'a> GuidedVelocity<'a> {
             assert!(text.num_negatives > 0, "guidance {guidance_scale} needs a negative prompt");
             match batching {
                 GuidanceBatching::Together => Branches::Together(text.context.select(&[prompts, negatives].concat())),
-                GuidanceBatching::InTurn => Branches::InTurn(text.context.select(&prompts), text.context.select(&negatives)),
+                GuidanceBatching::InTurn => Branches::InTurn(Box::new([text.context.select(&prompts), text.context.select(&negatives)])),
             }
         };
         Self { transformer, branches, guidance_scale, samples: samples.len() }
@@ -136,7 +136,8 @@ impl<'a> GuidedVelocity<'a> {
         let forward = |latents, timesteps: &[f64], text| self.transformer.forward(latents, timesteps, text);
         match &self.branches {
             Branches::Conditional(text) => (forward(latents, &timesteps, text), None),
-            Branches::InTurn(text, negative) => {
+            Branches::InTurn(texts) => {
+                let [text, negative] = texts.as_ref();
                 let conditional = forward(latents.clone(), &timesteps, text);
                 (conditional, Some(forward(latents, &timesteps, negative)))
             }

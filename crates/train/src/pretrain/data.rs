@@ -39,7 +39,7 @@ pub(super) fn clip(settings: &PretrainSettings, tag: u64, index: usize) -> (Fram
 
 /// The latents of every training clip, normalised per channel.
 pub(super) struct Latents {
-    /// [N][Z f h w]
+    /// `[N]`[Z f h w]
     values: Vec<Vec<f32>>,
     captions: Vec<Caption>,
     shape: [usize; 4],

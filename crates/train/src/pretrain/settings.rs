@@ -89,7 +89,7 @@ impl PretrainSettings {
     pub(super) fn scheduler_config(&self) -> serde_json::Value {
         json!({
             "_class_name": "UniPCMultistepScheduler",
-            "_diffusers_version": "0.36.0",
+            "_diffusers_version": "0.37.0",
             "num_train_timesteps": 1000,
             "prediction_type": "flow_prediction",
             "predict_x0": true,
@@ -108,7 +108,7 @@ impl PretrainSettings {
 pub(super) fn model_index() -> serde_json::Value {
     json!({
         "_class_name": "WanPipeline",
-        "_diffusers_version": "0.36.0",
+        "_diffusers_version": "0.37.0",
         "scheduler": ["diffusers", "UniPCMultistepScheduler"],
         "text_encoder": ["transformers", "UMT5EncoderModel"],
         "tokenizer": ["transformers", "T5Tokenizer"],

@@ -5,7 +5,7 @@ use super::settings::StageSettings;
 use crate::optimizer::{AdamW, Ema, GradientSum};
 use burn::tensor::{Device, Tensor, TensorData};
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use wan::error::Result;
 use wan::param::ParamSet;
 use wan::weights::{WeightFiles, to_floats, write_safetensors};
@@ -61,7 +61,7 @@ pub(super) fn run<C>(
 }
 
 impl State {
-    fn save(&self, params: &ParamSet, step: usize, path: &PathBuf) -> Result<()> {
+    fn save(&self, params: &ParamSet, step: usize, path: &Path) -> Result<()> {
         let mut tensors = BTreeMap::new();
         for (i, slot) in params.iter().enumerate() {
             let [m, v] = self.optimizer.moments[i].clone();

@@ -14,7 +14,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
 /// 2 sqrt(2 / pi)
-const SLOPE: f32 = 1.595_769_1;
+const SLOPE: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 /// Elements of a row of work.
 const WIDTH: usize = 256;

@@ -120,7 +120,7 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    fn from_row(self, row: usize) -> Self {
+    fn skip_to_row(self, row: usize) -> Self {
         Self { data: &self.data[row * self.dim..], rows: self.rows - row, ..self }
     }
 
@@ -202,7 +202,7 @@ impl Inputs {
         let (q, v) = (self.head(floats(&self.q), l, index), self.head(floats(&self.v), t, index));
         let (d, head) = (q.d, index % self.heads);
         let mut scores = vec![0.0; rows * t];
-        multiply([rows, t, d], q.from_row(first).lhs(), keys.rhs(), Start::Zero, &mut scores, t);
+        multiply([rows, t, d], q.skip_to_row(first).lhs(), keys.rhs(), Start::Zero, &mut scores, t);
         let bias = self.bias.as_ref().map(floats);
         vectorized(
             #[inline(always)]
@@ -240,7 +240,7 @@ impl Inputs {
         let (mut p, mut dp) = (vec![0.0; block * t], vec![0.0; block * t]);
         for first in (0..l).step_by(block) {
             let rows = block.min(l - first);
-            let (q, g) = (q.from_row(first), g.from_row(first));
+            let (q, g) = (q.skip_to_row(first), g.skip_to_row(first));
             multiply([rows, t, d], q.lhs(), keys.rhs(), Start::Zero, &mut p, t);
             multiply([rows, t, d], g.lhs(), values.rhs(), Start::Zero, &mut dp, t);
             let stats = &stats[((index / self.heads * l + first) * self.heads + index % self.heads) * 2..];

@@ -25,7 +25,7 @@ pub struct LowRank {
     pub scale: f64,
 }
 
-/// x [rows, in], weight [out, in], bias [out] -> [rows, out].
+/// x [rows, in], weight [out, in], bias `[out]` -> [rows, out].
 ///
 /// ```text
 /// y = x W^T + bias + scale (x A^T) B^T
@@ -92,7 +92,7 @@ struct Layer {
     x: FlexTensor,
     /// [out, in]
     weight: FlexTensor,
-    /// [out]
+    /// `[out]`
     bias: Option<FlexTensor>,
     /// A [rank, in] and B [out, rank]
     low_rank: Option<(FlexTensor, FlexTensor)>,

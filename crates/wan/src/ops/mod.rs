@@ -7,7 +7,7 @@
 //! number of threads: a replay gives exactly what the rollout gave. [`supports`] says where the operations can
 //! be used; elsewhere (another backend, bf16) the layers compose the engine's own operations.
 //!
-//! Read [`rows`] and [`matmul`] first: the others are formulas on top of them.
+//! Read `rows.rs` and `matmul.rs` first: the others are formulas on top of them.
 
 mod activation;
 mod attention;

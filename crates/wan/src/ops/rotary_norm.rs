@@ -13,7 +13,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-/// x [B, L, D], weight [D], angles: cos and sin [1, L, 1, d] with every value twice, constants -> [B, L, D].
+/// x [B, L, D], weight `[D]`, angles: cos and sin [1, L, 1, d] with every value twice, constants -> [B, L, D].
 ///
 /// ```text
 /// n = x / sqrt(mean(x^2) + eps) weight                                  over all heads together

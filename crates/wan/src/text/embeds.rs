@@ -13,7 +13,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 pub struct PromptEmbeds {
     /// [B, L, D]; the rows of prompt `b` from `lengths[b]` on are zero.
     pub embeds: Tensor<3>,
-    /// Tokens of each prompt, [B]; the largest is `L` (but `L` is never below 1).
+    /// Tokens of each prompt, `[B]`; the largest is `L` (but `L` is never below 1).
     pub lengths: Vec<usize>,
     /// Rows the prompt stands for: zero rows from `L` up to here take part in cross-attention.
     pub padded_length: usize,

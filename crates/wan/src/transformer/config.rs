@@ -105,7 +105,7 @@ impl TransformerConfig {
             return Err(("`cross_attn_norm` is `false`".into(), "every released Wan model has it"));
         }
         let sizes = [self.num_attention_heads, self.in_channels, self.out_channels, self.text_dim, self.ffn_dim];
-        let odd = self.attention_head_dim % 2 != 0 || self.freq_dim % 2 != 0;
+        let odd = !self.attention_head_dim.is_multiple_of(2) || !self.freq_dim.is_multiple_of(2);
         if sizes.contains(&0) || self.patch_size.contains(&0) || odd || self.attention_head_dim < 6 {
             return Err(("a size is zero, or a head or sinusoid size is odd or below 6".into(), "check the sizes"));
         }

@@ -39,7 +39,7 @@ impl ChannelNorm {
         Self { gamma: Gamma::Image(w.param("gamma", [channels, 1, 1], Init::Ones)) }
     }
 
-    /// `sqrt(C) gamma`, for a computation with `x`. [C]
+    /// `sqrt(C) gamma`, for a computation with `x`. `[C]`
     pub fn gain(&self, x: &Tensor<5>) -> Tensor<1> {
         let channels = x.dims()[1];
         let gamma = match &self.gamma {

@@ -37,7 +37,7 @@ impl Geometry {
 /// What can be computed with a convolution in one go.
 #[derive(Debug, Clone, Default)]
 pub struct Fusion {
-    /// The input is `silu(gain x / ||x||)`, with the length over the channels. [C]
+    /// The input is `silu(gain x / ||x||)`, with the length over the channels. `[C]`
     pub gain: Option<Tensor<1>>,
     /// Added to the output. [B, O, F', H', W']
     pub residual: Option<Tensor<5>>,
@@ -45,7 +45,7 @@ pub struct Fusion {
 
 /// The one convolution of the autoencoder: our own where it is faster, else that of the tensor engine.
 ///
-/// x [B, C, F, H, W], weight [O, C, kt, kh, kw], bias [O] -> [B, O, F', H', W']
+/// x [B, C, F, H, W], weight [O, C, kt, kh, kw], bias `[O]` -> [B, O, F', H', W']
 pub fn conv3d(x: Tensor<5>, weight: Tensor<5>, bias: Tensor<1>, geometry: Geometry, fusion: Fusion) -> Tensor<5> {
     let Geometry { stride, padding, enlarge } = geometry;
     let Fusion { gain, residual } = fusion;
@@ -91,7 +91,7 @@ fn enlarge_frames(x: Tensor<5>, factor: usize) -> Tensor<5> {
 
 /// `gain x / max(||x||, 1e-12)`, with the length over the channels, in f32.
 ///
-/// x [B, C, F, H, W], gain [C] -> same as `x`
+/// x [B, C, F, H, W], gain `[C]` -> same as `x`
 pub fn norm_channels(x: Tensor<5>, gain: Tensor<1>) -> Tensor<5> {
     let (dtype, channels) = (x.dtype(), x.dims()[1]);
     let x = cast(x, DType::F32);

@@ -1,7 +1,7 @@
 //! The causal video autoencoder of Wan2.1 (`AutoencoderKLWan`): video in [-1, 1] to latents and back.
 //!
 //! Time is compressed so that the first frame stands alone: `1 + k s` frames give `1 + k` latent frames (s = 4 for
-//! Wan2.1). The network is causal, so a clip can be processed at once or in chunks with equal results ([`Pass`]).
+//! Wan2.1). The network is causal, so a clip can be processed at once or in chunks with equal results (`pass.rs`).
 //!
 //! Legend: `B` batch, `C` channels, `F` frames, `H`, `W` size in pixels, `Z` latent channels, `f`, `h`, `w` size of the
 //! latents.

@@ -19,7 +19,7 @@ pub struct NormSilu<'a> {
     pub x: &'a [f32],
     /// Elements from channel to channel of `x`.
     pub stride: usize,
-    /// sqrt(C) gamma [C]
+    /// sqrt(C) gamma `[C]`
     pub gain: &'a [f32],
     /// Result [C, positions]
     pub out: &'a mut [f32],
@@ -58,11 +58,11 @@ pub struct NormSiluGradient<'a> {
     pub x: &'a [f32],
     /// Elements from channel to channel of `x`.
     pub stride: usize,
-    /// sqrt(C) gamma [C]
+    /// sqrt(C) gamma `[C]`
     pub gain: &'a [f32],
     /// da, becomes dx. [C, positions]
     pub gradient: &'a mut [f32],
-    /// The sum is added here. [C]
+    /// The sum is added here. `[C]`
     pub gain_gradient: &'a mut [f32],
 }
 

@@ -4,8 +4,8 @@
 //! what the processor can do. Fusing also saves memory: a training step keeps only the input of each convolution,
 //! and activates it again on the way back.
 //!
-//! Read [`shape`] first (the idea), then [`kernel`] (the inner loops), [`sweep`] and [`weight_gradient`] (the work), and
-//! [`op`] (the operation as burn sees it).
+//! Read `shape` first (the idea), then `kernel` (the inner loops), `sweep` and `weight_gradient` (the work), and
+//! `op` (the operation as burn sees it).
 
 mod activation;
 mod kernel;

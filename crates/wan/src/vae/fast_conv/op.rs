@@ -50,7 +50,7 @@ pub fn supports(x: &Tensor<5>, weight: &Tensor<5>, conv: &FusedConv) -> bool {
 
 /// `conv(a) + residual`, where `a` is `x` or `silu(gain x / ||x||)`.
 ///
-/// x [B, C, F, H, W], weight [O, C, kt, kh, kw], bias [O], gain [C], residual [B, O, F', H', W'] -> [B, O, F', H', W']
+/// x [B, C, F, H, W], weight [O, C, kt, kh, kw], bias `[O]`, gain `[C]`, residual [B, O, F', H', W'] -> [B, O, F', H', W']
 ///
 /// # Panics
 /// If [`supports`] is false.

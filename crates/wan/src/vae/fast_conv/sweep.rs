@@ -17,7 +17,7 @@ use std::ops::Range;
 pub struct Input<'a> {
     /// [B, C, F, H, W]
     pub values: &'a [f32],
-    /// sqrt(C) gamma [C] of a norm followed by SiLU.
+    /// sqrt(C) gamma `[C]` of a norm followed by SiLU.
     pub gain: Option<&'a [f32]>,
 }
 
@@ -42,7 +42,7 @@ impl Input<'_> {
     }
 }
 
-/// input [B, C, F, H, W], weight [O, C, kt, kh, kw], bias [O], residual [B, O, F', H', W'] -> [B, O, F', H', W']
+/// input [B, C, F, H, W], weight [O, C, kt, kh, kw], bias `[O]`, residual [B, O, F', H', W'] -> [B, O, F', H', W']
 pub fn convolve(shape: &ConvShape, input: Input<'_>, weight: &[f32], bias: &[f32], residual: Option<&[f32]>) -> Vec<f32> {
     let sweep = Sweep::forward(shape);
     let kernel = Kernel::new(&sweep, shape, bias, |o, i, tap| weight[(o * shape.inputs + i) * tap.count + tap.at]);
@@ -241,10 +241,13 @@ fn rows_per_band(sweep: &Sweep) -> usize {
     (BAND / sweep.grid.pitch).next_multiple_of(2).clamp(2, sweep.destination[1].max(2))
 }
 
+/// A packed frame and which one it is: (clip, frame).
+type Held = (Option<(usize, usize)>, Vec<f32>);
+
 /// The buffers of a thread.
 struct Scratch {
     /// Packed frames of the source that are in reach of the kernel: ((clip, frame), values).
-    ring: Vec<(Option<(usize, usize)>, Vec<f32>)>,
+    ring: Vec<Held>,
     activated: Vec<f32>,
     sums: Vec<f32>,
     stride: usize,

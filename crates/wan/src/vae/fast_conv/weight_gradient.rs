@@ -21,7 +21,7 @@ const VECTOR: usize = 16;
 /// Elements of all partial results.
 const MAX_PARTIAL: usize = 1 << 22;
 
-/// input [B, C, F, H, W], gradient [B, O, F', H', W'] -> gradients of weight [O, C, kt, kh, kw] and bias [O]
+/// input [B, C, F, H, W], gradient [B, O, F', H', W'] -> gradients of weight [O, C, kt, kh, kw] and bias `[O]`
 pub fn weight_gradient(shape: &ConvShape, input: Input<'_>, gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let sweep = Sweep::forward(shape);
     let units = divide(shape, &sweep);
@@ -71,7 +71,7 @@ struct Partial<'a> {
     shape: &'a ConvShape,
     /// [kt][O, padded][taps]
     weight: Vec<f32>,
-    /// [O]
+    /// `[O]`
     bias: Vec<f32>,
     activated: Vec<f32>,
     source: Vec<f32>,
