@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod outputs;
 mod progress;
+mod signals;
 mod watch;
 
 use args::{Args, Command};
@@ -28,9 +29,18 @@ fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", message(&error));
-            ExitCode::from(BAD_INPUT)
+            let interrupted = interruption(&error);
+            eprintln!("{}{}", if interrupted.is_some() { "" } else { "error: " }, message(&error));
+            ExitCode::from(interrupted.unwrap_or(BAD_INPUT))
         }
+    }
+}
+
+/// 128 + signal, as a shell reports it, if a signal ended the run.
+fn interruption(error: &anyhow::Error) -> Option<u8> {
+    match error.downcast_ref::<train::Error>() {
+        Some(train::Error::Interrupted { signal, .. }) => u8::try_from(128 + signal).ok(),
+        _ => None,
     }
 }
 

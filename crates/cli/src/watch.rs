@@ -11,6 +11,14 @@ pub struct Bars {
 }
 
 impl Bars {
+    /// A line above the bar.
+    fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{text}")),
+            None => eprintln!("{text}"),
+        }
+    }
+
     /// Shows one event.
     pub fn show(&mut self, event: Event<'_>) {
         match event {
@@ -25,11 +33,12 @@ impl Bars {
                     bar.finish_and_clear();
                 }
             }
-            Event::Iteration(m) => eprintln!(
+            Event::Iteration(m) => self.line(&format!(
                 "iteration {:>4}  reward {:.3} (spread within groups {:.3})  grad norm {:.3}  clipped {:.2}  ratio deviation {:e}",
                 m.iteration, m.reward_mean, m.reward_group_std, m.grad_norm, m.clip_fraction, m.ratio_deviation
-            ),
-            Event::Note(text) => eprintln!("{text}"),
+            )),
+            Event::Note(text) => self.line(text),
+            Event::Warning(text) => self.line(&format!("warning: {text}")),
         }
     }
 }

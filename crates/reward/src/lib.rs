@@ -21,7 +21,7 @@ pub struct Sample<'a> {
 }
 
 /// A reward and what it is made of.
-#[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct RewardBreakdown {
     /// The reward.
     pub value: f64,

@@ -1,41 +1,200 @@
-//! What decides the future of a run, in one folder per checkpoint: written beside, synced, renamed.
+//! Everything that decides the future of a run, in one folder per checkpoint.
+//!
+//! **A checkpoint folder that exists is complete**: it is written under another name, every file and the folder synced, and then
+//! renamed. The manifest holds a checksum of every other file, so that later damage is found too.
 
+use crate::checks::CheckReport;
 use crate::error::{Error, Result};
+use crate::events::{Event, Watch};
+use crate::fault;
 use crate::trainer::Trainer;
-use serde_json::json;
+use burn::tensor::{Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
-use wan::weights::{to_floats, write_atomically, write_safetensors};
+use wan::weights::{WeightFiles, to_floats, write_atomically, write_safetensors};
 
-const HINT: &str = "check free space and permissions of the folder";
+const MANIFEST: &str = "manifest.json";
+const STATE: &str = "training_state.safetensors";
+/// Version of the layout.
+const FORMAT: u32 = 1;
+const WRITABLE: &str = "check free space and permissions of the folder";
+const DAMAGED: &str = "delete the folder, or restore it from a copy; `--resume auto` uses the newest checkpoint that is whole";
 
-/// Writes `DIR/iteration-000040/` with weights, optimizer and average, and removes all but the newest `keep_last`.
+/// `manifest.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the layout.
+    pub format: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Iterations made: the next one has this index.
+    pub iterations: u64,
+    /// Optimizer updates made.
+    pub updates: u64,
+    /// Averages taken.
+    pub ema_updates: u64,
+    /// Held-out reward after these iterations, if it was measured.
+    pub eval_reward: Option<f64>,
+    /// Length in bytes of each log of the run folder at this point.
+    pub logs: BTreeMap<String, u64>,
+    /// What the self-checks measured at the start of the run.
+    pub checks: CheckReport,
+    /// The resolved recipe, TOML.
+    pub recipe: String,
+    /// Every other file of the folder.
+    pub files: BTreeMap<String, FileRecord>,
+}
+
+/// A file as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Its length.
+    pub bytes: u64,
+    /// SHA-256, hexadecimal.
+    pub sha256: String,
+}
+
+/// What a run knows at a checkpoint beside its trainer.
+#[derive(Debug, Clone)]
+pub struct Position {
+    /// Iterations made.
+    pub iterations: u64,
+    /// Held-out reward at this point, if it was measured.
+    pub eval_reward: Option<f64>,
+    /// Length of each log.
+    pub logs: BTreeMap<String, u64>,
+    /// What the self-checks measured.
+    pub checks: CheckReport,
+}
+
+/// A whole checkpoint on disk.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What it says of itself.
+    pub manifest: Manifest,
+}
+
+/// Writes `DIR/iteration-000040/` and removes what `keep_last` and `keep_best` do not keep.
 ///
 /// # Errors
 /// The folder cannot be written; nothing half-written is left under the final name.
-pub fn save(trainer: &Trainer, iterations: u64, dir: &Path) -> Result<()> {
-    let wrap = |e: std::io::Error| Error::run_folder(dir, e, HINT);
-    let (beside, target) = (dir.join(".writing"), dir.join(format!("iteration-{iterations:06}")));
-    if beside.exists() {
-        std::fs::remove_dir_all(&beside).map_err(wrap)?;
-    }
+pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
+    let wrap = |e: IoError| Error::run_folder(dir, e, WRITABLE);
+    let (beside, target) = (dir.join(".writing"), dir.join(folder_name(position.iterations)));
+    remove(&beside).map_err(wrap)?;
     std::fs::create_dir_all(&beside).map_err(wrap)?;
     trainer.policy.save(&beside)?;
-    write_safetensors(&beside.join("training_state.safetensors"), &state(trainer), None)?;
-    let manifest = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "iterations": iterations,
-        "updates": trainer.optimizer.updates,
-        "ema_updates": trainer.ema.as_ref().map_or(0, |ema| ema.updates),
-        "recipe": trainer.settings.to_toml(),
-    });
-    write_atomically(&beside.join("manifest.json"), format!("{manifest:#}\n").as_bytes())?;
-    if target.exists() {
-        std::fs::remove_dir_all(&target).map_err(wrap)?;
-    }
+    write_safetensors(&beside.join(STATE), &state(trainer), None)?;
+    fault::point("checkpoint-files");
+    let files = file_records(&beside).map_err(wrap)?;
+    let manifest = Manifest {
+        format: FORMAT,
+        version: env!("CARGO_PKG_VERSION").into(),
+        iterations: position.iterations,
+        updates: trainer.optimizer.updates,
+        ema_updates: trainer.ema.as_ref().map_or(0, |ema| ema.updates),
+        eval_reward: position.eval_reward,
+        logs: position.logs.clone(),
+        checks: position.checks.clone(),
+        recipe: trainer.settings.to_toml(),
+        files,
+    };
+    let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
+    write_atomically(&beside.join(MANIFEST), format!("{text}\n").as_bytes())?;
+    sync(&beside).map_err(wrap)?;
+    fault::point("checkpoint-manifest");
+    remove(&target).map_err(wrap)?;
     std::fs::rename(&beside, &target).map_err(wrap)?;
-    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(wrap)?;
-    prune(dir, trainer.settings.checkpoint.keep_last).map_err(wrap)
+    sync(dir).map_err(wrap)?;
+    fault::point("checkpoint-renamed");
+    prune(dir, &trainer.settings.checkpoint).map_err(wrap)
+}
+
+/// The newest whole checkpoint of `dir`; damaged ones are reported, and renamed so that they are not met again.
+///
+/// # Errors
+/// The folder cannot be read, or holds checkpoints of which none is whole.
+pub fn newest(dir: &Path, watch: &mut Watch<'_>) -> Result<Option<Checkpoint>> {
+    let mut damage = None;
+    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().rev() {
+        match Checkpoint::open(&path) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(error) => {
+                watch(Event::Warning(&format!("{error}")));
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let aside = dir.join(format!("damaged-{name}"));
+                let moved = remove(&aside).and_then(|()| std::fs::rename(&path, &aside));
+                moved.map_err(|e| Error::run_folder(&path, e, WRITABLE))?;
+                damage.get_or_insert(error);
+            }
+        }
+    }
+    damage.map_or(Ok(None), Err)
+}
+
+impl Checkpoint {
+    /// Reads the manifest and compares every file with its checksum.
+    ///
+    /// # Errors
+    /// A file that is missing or was changed.
+    pub fn open(path: &Path) -> Result<Self> {
+        let damaged = |reason: String| Error::Checkpoint { path: path.into(), reason, hint: DAMAGED };
+        let text = std::fs::read_to_string(path.join(MANIFEST)).map_err(|e| damaged(format!("`{MANIFEST}`: {e}")))?;
+        let manifest: Manifest = serde_json::from_str(&text).map_err(|e| damaged(format!("`{MANIFEST}`: {e}")))?;
+        if manifest.format != FORMAT {
+            return Err(damaged(format!("`{MANIFEST}`: layout {} is not layout {FORMAT} of this version", manifest.format)));
+        }
+        for (name, expected) in &manifest.files {
+            let found = record(&path.join(name)).map_err(|e| damaged(format!("`{name}`: {e}")))?;
+            if found != *expected {
+                let what = if found.bytes == expected.bytes { "content" } else { "length" };
+                return Err(damaged(format!("`{name}`: its {what} is not what was written")));
+            }
+        }
+        Ok(Self { path: path.into(), manifest })
+    }
+
+    /// Puts weights, optimizer and average into a trainer of the same recipe.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or does not fit the trainer's.
+    pub fn restore(&self, trainer: &mut Trainer) -> Result<()> {
+        let file = self.path.join(STATE);
+        let files = WeightFiles::open_file(&file)?;
+        let slots: Vec<_> = trainer.policy.params().iter().cloned().collect();
+        for (i, slot) in slots.iter().enumerate() {
+            let read = |kind: &str| -> Result<Tensor<1>> {
+                let name = format!("{kind}.{}", slot.name);
+                if files.shape(&name).as_ref() != Some(&slot.shape) {
+                    let reason = format!("`{STATE}`: `{name}` has shape {:?}, the recipe needs {:?}", files.shape(&name), slot.shape);
+                    return Err(Error::Checkpoint { path: self.path.clone(), reason, hint: "resume with the recipe of the run" });
+                }
+                let values = files.floats(&name)?;
+                let count = values.len();
+                Ok(Tensor::from_data(TensorData::new(values, [count]), &trainer.device))
+            };
+            slot.set_value(read("weight")?);
+            trainer.optimizer.moments[i] = [read("first_moment")?, read("second_moment")?];
+            if let Some(ema) = &mut trainer.ema {
+                ema.values[i] = read("ema")?;
+            }
+        }
+        trainer.optimizer.updates = self.manifest.updates;
+        if let Some(ema) = &mut trainer.ema {
+            ema.updates = self.manifest.ema_updates;
+        }
+        Ok(())
+    }
+}
+
+fn folder_name(iterations: u64) -> String {
+    format!("iteration-{iterations:06}")
 }
 
 fn state(trainer: &Trainer) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
@@ -53,10 +212,60 @@ fn state(trainer: &Trainer) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     tensors
 }
 
-fn prune(dir: &Path, keep_last: usize) -> std::io::Result<()> {
+/// Every file below `dir`, by its path within it.
+fn file_records(dir: &Path) -> std::io::Result<BTreeMap<String, FileRecord>> {
+    let mut records = BTreeMap::new();
+    let mut pending = vec![dir.to_path_buf()];
+    while let Some(folder) = pending.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                pending.push(path);
+            } else if let Ok(name) = path.strip_prefix(dir) {
+                records.insert(name.to_string_lossy().replace('\\', "/"), record(&path)?);
+            }
+        }
+    }
+    Ok(records)
+}
+
+fn record(path: &Path) -> std::io::Result<FileRecord> {
+    let mut hasher = Sha256::new();
+    let bytes = std::io::copy(&mut File::open(path)?, &mut hasher)?;
+    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(FileRecord { bytes, sha256 })
+}
+
+/// The checkpoints of `dir`, oldest first.
+fn folders(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !dir.exists() {
+        return Ok(Vec::new());
+    }
     let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("iteration-"));
     let mut all: Vec<PathBuf> = std::fs::read_dir(dir)?.filter_map(|entry| entry.ok().map(|e| e.path())).filter(named).collect();
     all.sort();
-    let surplus = all.len().saturating_sub(keep_last.max(1));
-    all.iter().take(surplus).try_for_each(std::fs::remove_dir_all)
+    Ok(all)
+}
+
+/// Removes all but the newest `keep_last` and the `keep_best` of highest held-out reward.
+fn prune(dir: &Path, settings: &crate::settings::CheckpointSettings) -> std::io::Result<()> {
+    let all = folders(dir)?;
+    let surplus = &all[..all.len().saturating_sub(settings.keep_last.max(1))];
+    let mut rated: Vec<(f64, &PathBuf)> = all.iter().filter_map(|path| Some((eval_reward(path)?, path))).collect();
+    rated.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let best: Vec<&PathBuf> = rated.into_iter().take(settings.keep_best).map(|(_, path)| path).collect();
+    surplus.iter().filter(|path| !best.contains(path)).try_for_each(std::fs::remove_dir_all)
+}
+
+fn eval_reward(path: &Path) -> Option<f64> {
+    let manifest: Manifest = serde_json::from_str(&std::fs::read_to_string(path.join(MANIFEST)).ok()?).ok()?;
+    manifest.eval_reward
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    if path.exists() { std::fs::remove_dir_all(path) } else { Ok(()) }
+}
+
+fn sync(dir: &Path) -> std::io::Result<()> {
+    File::open(dir)?.sync_all()
 }

@@ -8,11 +8,11 @@ use crate::trainer::Trainer;
 use crate::update::accumulate;
 use burn::tensor::Tensor;
 use grpo::advantages;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use wan::weights::to_floats;
 
 /// What the checks measured.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CheckReport {
     /// Trained tensors; each of them receives a gradient.
     pub trained_tensors: usize,
@@ -34,7 +34,7 @@ pub struct CheckReport {
 /// [`Error::Check`] naming the check, what was measured, and what to do.
 pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckReport> {
     let batch = Batch::plan(trainer, 0);
-    let rollouts = batch.roll_out(trainer, watch);
+    let rollouts = batch.roll_out(trainer, watch)?;
     let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
     check_noise(noise_power)?;
     let rewards: Vec<f64> = batch.reward(trainer, &rollouts)?.into_iter().map(|r| r.value).collect();

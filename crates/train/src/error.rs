@@ -44,6 +44,43 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// Somebody asked the run to end; the caller of the iteration saves and reports.
+    #[error("stopped by signal {signal}")]
+    Stopped {
+        /// What it was asked with.
+        signal: usize,
+    },
+    /// The run ended early, as it was asked; everything is saved.
+    #[error("stopped after {iterations} iterations\nhint: continue with `flash-grpo train --resume {path}`", path = path.display())]
+    Interrupted {
+        /// What it was asked with.
+        signal: usize,
+        /// Iterations made and saved.
+        iterations: u64,
+        /// The run folder.
+        path: PathBuf,
+    },
+    /// A checkpoint that cannot be used.
+    #[error("checkpoint `{path}`: {reason}\nhint: {hint}", path = path.display())]
+    Checkpoint {
+        /// Its folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A resumed run with another recipe.
+    #[error(
+        "the recipe is not that of the checkpoint `{path}`:{changes}\nhint: the result would be that of neither recipe; to go on all the same, add `--allow-change`",
+        path = path.display()
+    )]
+    ChangedRecipe {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Lines `key = old -> new`.
+        changes: String,
+    },
     /// The run folder.
     #[error("`output_dir` is `{path}`: {reason}\nhint: {hint}", path = path.display())]
     RunFolder {

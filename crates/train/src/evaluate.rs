@@ -8,19 +8,20 @@ use burn::tensor::{Tensor, TensorData};
 use grpo::random::index_below;
 use grpo::{Key, Purpose};
 use reward::RewardBreakdown;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use video::Frames;
 use wan::pipeline::denoise;
 
 /// One evaluated sample.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Evaluated {
     /// Id among the evaluation's prompts.
     pub prompt: usize,
     /// Its reward.
     pub reward: RewardBreakdown,
     /// The clip, for the first sample of the first prompts only.
+    #[serde(skip)]
     pub frames: Option<Frames>,
 }
 
@@ -29,7 +30,7 @@ pub struct Evaluated {
 /// The noise is a function of (`eval.seed`, prompt, sample), so that two calls differ by their weights alone.
 ///
 /// # Errors
-/// A sample that cannot be scored.
+/// A sample that cannot be scored; a request to stop.
 pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
     let settings = &trainer.settings;
     let samples: Vec<(usize, usize)> = (0..settings.eval.samples_per_prompt)
@@ -38,6 +39,7 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
     watch(Event::Phase { name, total: samples.len() as u64 });
     let mut results = Vec::with_capacity(samples.len());
     for chunk in samples.chunks(settings.rollout.micro_batch) {
+        trainer.stop.check()?;
         let clips = trainer.decode(sample_latents(trainer, chunk))?;
         let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
         let rewards = trainer.score(&texts, &clips)?;

@@ -20,6 +20,8 @@ pub enum Event<'a> {
     Iteration(&'a IterationMetrics),
     /// A line for people.
     Note(&'a str),
+    /// A line that people must not miss.
+    Warning(&'a str),
 }
 
 /// Receives events.

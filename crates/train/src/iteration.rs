@@ -47,18 +47,19 @@ pub struct IterationMetrics {
     pub ratio_deviation: f64,
     /// Power of the stochastic steps' noise relative to std^2, which must be about 1.
     pub noise_power: f64,
-    /// Seconds by phase.
+    /// Seconds by phase; a line of timings.jsonl.
+    #[serde(skip)]
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
 /// Runs iteration `index`.
 ///
 /// # Errors
-/// A sample that cannot be scored; a reward or gradient that is not finite (the weights are left as they were).
+/// A request to stop, before anything has changed; a sample that cannot be scored; a reward or gradient that is not finite (the weights are left as they were).
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
     let batch = Batch::plan(trainer, index);
-    let rollouts = batch.roll_out(trainer, watch);
+    let rollouts = batch.roll_out(trainer, watch)?;
     clock.lap("rollout");
     let rewards = batch.reward(trainer, &rollouts)?;
     clock.lap("reward");
@@ -107,15 +108,19 @@ impl Batch {
     }
 
     /// One rollout per micro-batch.
-    pub fn roll_out(&self, trainer: &Trainer, watch: &mut Watch<'_>) -> Vec<Rollouts> {
+    ///
+    /// # Errors
+    /// A request to stop.
+    pub fn roll_out(&self, trainer: &Trainer, watch: &mut Watch<'_>) -> Result<Vec<Rollouts>> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
         let mut done = Vec::new();
         for chunk in self.chunks() {
+            trainer.stop.check()?;
             done.push(self.roll_out_chunk(trainer, chunk));
             watch(Event::Progress(chunk.end as u64));
         }
         watch(Event::Done);
-        done
+        Ok(done)
     }
 
     fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>) -> Rollouts {

@@ -8,6 +8,7 @@ pub mod collective;
 mod error;
 pub mod evaluate;
 pub mod events;
+mod fault;
 pub mod iteration;
 pub mod optimizer;
 pub mod policy;
@@ -17,7 +18,9 @@ pub mod recording;
 pub mod replay;
 pub mod rollout;
 pub mod run;
+pub mod run_folder;
 pub mod settings;
+pub mod stop;
 pub mod trainer;
 pub mod update;
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::Path;
 use wan::text::PromptEmbeds;
-use wan::weights::{WeightFiles, to_floats, write_atomically};
+use wan::weights::{WeightFiles, to_floats, write_views};
 
 const METADATA_KEY: &str = "flash_grpo";
 const HINT: &str = "`flash-grpo train --set debug.save_rollouts=true` writes such files; docs/method.md describes them";
@@ -121,8 +121,8 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
     let views: std::result::Result<Vec<_>, _> =
         tensors.iter().map(|(name, shape, dtype, bytes)| TensorView::new(*dtype, shape.clone(), bytes).map(|view| (*name, view))).collect();
     let metadata = HashMap::from([(METADATA_KEY.to_owned(), text)]);
-    let data = views.and_then(|views| safetensors::serialize(views, Some(metadata))).map_err(|e| Error::recording(path, e, HINT))?;
-    Ok(write_atomically(path, &data)?)
+    let views = views.map_err(|e| Error::recording(path, e, HINT))?;
+    Ok(write_views(path, views, Some(metadata))?)
 }
 
 type Entry = (&'static str, Vec<usize>, Dtype, Vec<u8>);

@@ -1,21 +1,23 @@
 //! A whole run: checks, evaluation before, iterations, evaluation after, and the run folder with the evidence.
+//!
+//! **A run that is stopped at any moment and resumed ends as if it had never been stopped**: same weights, same metrics, same videos,
+//! byte for byte (on the same device, with the same number of threads).
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Checkpoint, Position};
 use crate::checks::{CheckReport, self_check};
 use crate::error::{Error, Result};
 use crate::evaluate::{Comparison, Evaluated, compare, evaluate};
 use crate::events::{Event, Watch};
-use crate::iteration::{IterationMetrics, iteration};
+use crate::iteration::{iteration, mean};
+use crate::run_folder::RunFolder;
 use crate::settings::Settings;
+use crate::stop::Stop;
 use crate::trainer::Trainer;
 use burn::tensor::Device;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
-use wan::weights::write_atomically;
 
 /// `summary.json`.
 #[derive(Debug, Clone, Serialize)]
@@ -35,60 +37,200 @@ pub struct Summary {
     pub comparison: Comparison,
     /// What the self-checks measured.
     pub checks: CheckReport,
-    /// Seconds by phase.
+    /// Seconds by phase; of a resumed run, since it was resumed.
     pub seconds: BTreeMap<String, f64>,
     /// The adapter's folder (or `transformer/` of a full-parameter run), in the run folder.
     pub adapter: &'static str,
 }
 
-/// Frames per second of written videos.
-const FPS: f64 = 8.0;
+/// Where what was trained lies in the run folder.
+const ADAPTER: &str = "adapter";
+const BEFORE: &str = "evaluation-before.json";
+
+/// How a run begins.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Begin {
+    /// Anew, in an empty folder.
+    #[default]
+    New,
+    /// From a checkpoint of the run folder; anew if it has none.
+    Resume {
+        /// This one; else the newest that is whole.
+        from: Option<PathBuf>,
+        /// Whether the recipe may differ from the checkpoint's in ways that change the result.
+        allow_change: bool,
+    },
+}
 
 /// Trains as `settings` say and fills the run folder.
 ///
 /// # Errors
-/// Anything wrong with recipe, model, prompts or folder, before the first iteration; a sample that cannot be scored.
-pub fn run(settings: Settings, device: &Device, watch: &mut Watch<'_>) -> Result<Summary> {
+/// Anything wrong with recipe, model, prompts or folder, before the first iteration; [`Error::Interrupted`] when `stop` asked.
+pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watch: &mut Watch<'_>) -> Result<Summary> {
     settings.check_files()?;
-    let folder = RunFolder::claim(&settings.output_dir)?;
+    let folder = RunFolder::open(&settings.output_dir, *begin != Begin::New)?;
+    let resumed = checkpoint_of(begin, &folder, &settings, watch)?;
     let mut seconds = Seconds::default();
     let mut trainer = seconds.time("load", || Trainer::new(settings, device))?;
+    trainer.stop = stop.clone();
     watch(Event::Note(&describe(&trainer)));
-    let checks = seconds.time("checks", || self_check(&trainer, watch))?;
+    let checks = match &resumed {
+        Some(checkpoint) => checkpoint.manifest.checks.clone(),
+        None => seconds.time("checks", || self_check(&trainer, watch))?,
+    };
     watch(Event::Note(&describe_checks(&checks)));
-    folder.begin(&trainer.settings)?;
-    let before = seconds.time("evaluation", || evaluate(&trainer, "evaluation before", watch))?;
-    folder.videos(&before, "before", &trainer)?;
-    let iterations = trainer.settings.train.iterations as u64;
-    for index in 0..iterations {
-        let metrics = seconds.time("training", || iteration(&mut trainer, index, watch))?;
-        folder.log(&metrics)?;
-        watch(Event::Iteration(&metrics));
-        folder.save_progress(&trainer, index, watch)?;
-    }
-    let exported = trainer.exported_weights();
-    trainer.policy.params().restore(&exported);
-    let after = seconds.time("evaluation", || evaluate(&trainer, "evaluation after", watch))?;
-    folder.videos(&after, "after", &trainer)?;
+    let logs = resumed.as_ref().map(|checkpoint| checkpoint.manifest.logs.clone()).unwrap_or_default();
+    folder.begin(&trainer.settings, &logs)?;
+    let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch))?;
+    let first = match &resumed {
+        Some(checkpoint) => {
+            checkpoint.restore(&mut trainer)?;
+            watch(Event::Note(&format!(
+                "resumed after {} iterations from `{}`",
+                checkpoint.manifest.iterations,
+                checkpoint.path.display()
+            )));
+            checkpoint.manifest.iterations
+        }
+        None => 0,
+    };
+    let evaluated = resumed.as_ref().and_then(|checkpoint| Some((first, checkpoint.manifest.eval_reward?)));
+    let mut progress = Progress { folder: &folder, checks: &checks, saved: first, evaluated };
+    seconds.time("training", || progress.train(&mut trainer, first, watch))?;
+    let after = seconds.time("evaluation", || evaluation_after(&trainer, &folder, watch))?;
     trainer.policy.save(&folder.path.join(ADAPTER))?;
     let eval = &trainer.settings.eval;
     let summary = Summary {
         version: env!("CARGO_PKG_VERSION"),
         method: trainer.settings.method.name.clone(),
         seed: trainer.settings.seed,
-        iterations,
+        iterations: first.max(trainer.settings.train.iterations as u64),
         updates: trainer.optimizer.updates,
         comparison: compare(&before, &after, eval.bootstrap, eval.seed),
         checks,
         seconds: seconds.0,
         adapter: ADAPTER,
     };
-    folder.json("summary.json", &summary)?;
+    folder.write_json("summary.json", &summary)?;
     Ok(summary)
 }
 
-/// Where what was trained lies in the run folder.
-const ADAPTER: &str = "adapter";
+/// The checkpoint to continue from, if there is one and the recipe fits it.
+fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: &mut Watch<'_>) -> Result<Option<Checkpoint>> {
+    let Begin::Resume { from, allow_change } = begin else { return Ok(None) };
+    let checkpoint = match from {
+        Some(path) => Some(Checkpoint::open(path)?),
+        None => checkpoint::newest(&folder.checkpoints(), watch)?,
+    };
+    let Some(checkpoint) = checkpoint else {
+        watch(Event::Note("no checkpoint to resume from: the run starts anew"));
+        return Ok(None);
+    };
+    let recipe = Settings::parse("the checkpoint's recipe", &checkpoint.manifest.recipe, &[])?;
+    let changes = settings.changes_since(&recipe);
+    for change in &changes {
+        watch(Event::Note(&format!("changed since the checkpoint: {change}")));
+    }
+    if !allow_change && changes.iter().any(|change| !change.is_harmless()) {
+        let changes = changes.iter().filter(|change| !change.is_harmless()).map(|change| format!("\n  {change}")).collect();
+        return Err(Error::ChangedRecipe { path: checkpoint.path, changes });
+    }
+    Ok(Some(checkpoint))
+}
+
+/// The base on the held-out prompts: measured once per run.
+fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+    let samples = trainer.eval_prompts.len() * trainer.settings.eval.samples_per_prompt;
+    let known: Option<Vec<Evaluated>> = if resumed { folder.read_json(BEFORE) } else { None };
+    if let Some(known) = known.filter(|known| known.len() == samples) {
+        return Ok(known);
+    }
+    let before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
+    folder.videos(&before, "before", &trainer.eval_prompts.texts)?;
+    folder.write_json(BEFORE, &before)?;
+    Ok(before)
+}
+
+/// The averaged weights on the held-out prompts; they stay in the policy.
+fn evaluation_after(trainer: &Trainer, folder: &RunFolder, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+    let exported = trainer.exported_weights();
+    trainer.policy.params().restore(&exported);
+    let iterations = trainer.settings.train.iterations as u64;
+    let after = evaluate(trainer, "evaluation after", watch).map_err(|error| interrupted(error, folder, iterations))?;
+    folder.videos(&after, "after", &trainer.eval_prompts.texts)?;
+    Ok(after)
+}
+
+fn interrupted(error: Error, folder: &RunFolder, iterations: u64) -> Error {
+    match error {
+        Error::Stopped { signal } => Error::Interrupted { signal, iterations, path: folder.path.clone() },
+        other => other,
+    }
+}
+
+/// The iterations of a run, and what is saved between them.
+struct Progress<'a> {
+    folder: &'a RunFolder,
+    checks: &'a CheckReport,
+    /// Iterations in the newest checkpoint; 0 if there is none.
+    saved: u64,
+    /// The newest evaluation: after how many iterations, and its mean reward.
+    evaluated: Option<(u64, f64)>,
+}
+
+impl Progress<'_> {
+    fn train(&mut self, trainer: &mut Trainer, first: u64, watch: &mut Watch<'_>) -> Result<()> {
+        let iterations = trainer.settings.train.iterations as u64;
+        let mut done = first;
+        let mut result = self.evaluate_if_due(trainer, done, watch);
+        while result.is_ok() && done < iterations {
+            result = trainer.stop.check().and_then(|()| iteration(trainer, done, watch)).and_then(|metrics| {
+                self.folder.log(&metrics)?;
+                watch(Event::Iteration(&metrics));
+                done += 1;
+                self.evaluate_if_due(trainer, done, watch)?;
+                self.save_if_due(trainer, done)
+            });
+        }
+        if let Err(Error::Stopped { .. }) = result {
+            // an iteration that was stopped has changed nothing
+            self.save(trainer, done)?;
+        }
+        result.map_err(|error| interrupted(error, self.folder, done))
+    }
+
+    /// The evaluation that is due after `done` iterations, unless the checkpoint has it.
+    fn evaluate_if_due(&mut self, trainer: &Trainer, done: u64, watch: &mut Watch<'_>) -> Result<()> {
+        let (every, last) = (trainer.settings.eval.every as u64, trainer.settings.train.iterations as u64);
+        let due = every > 0 && done > 0 && done < last && done.is_multiple_of(every);
+        if !due || self.evaluated.is_some_and(|(at, _)| at == done) {
+            return Ok(());
+        }
+        let evaluated = trainer.policy.with_weights(&trainer.exported_weights(), || evaluate(trainer, "evaluation", watch))?;
+        let reward = mean(evaluated.iter().map(|e| e.reward.value));
+        self.folder.log_eval(done, reward)?;
+        self.evaluated = Some((done, reward));
+        Ok(())
+    }
+
+    fn save_if_due(&mut self, trainer: &Trainer, done: u64) -> Result<()> {
+        let (every, last) = (trainer.settings.checkpoint.every as u64, trainer.settings.train.iterations as u64);
+        let due = every > 0 && done.is_multiple_of(every);
+        if due || done == last { self.save(trainer, done) } else { Ok(()) }
+    }
+
+    fn save(&mut self, trainer: &Trainer, iterations: u64) -> Result<()> {
+        if iterations == self.saved {
+            return Ok(());
+        }
+        let eval_reward = self.evaluated.filter(|(at, _)| *at == iterations).map(|(_, reward)| reward);
+        let logs = self.folder.log_lengths()?;
+        let position = Position { iterations, eval_reward, logs, checks: self.checks.clone() };
+        checkpoint::save(trainer, &position, &self.folder.checkpoints())?;
+        self.saved = iterations;
+        Ok(())
+    }
+}
 
 fn describe(trainer: &Trainer) -> String {
     let params = trainer.policy.params();
@@ -105,92 +247,6 @@ fn describe_checks(checks: &CheckReport) -> String {
         "checks passed: ratio deviation {:e}, log-prob noise floor {:.1e}, noise power {:.3}, reward spread within groups {:.3}",
         checks.ratio_deviation, checks.log_prob_noise_floor, checks.noise_power, checks.reward_group_std
     )
-}
-
-/// The folder of one run.
-#[derive(Debug)]
-struct RunFolder {
-    path: PathBuf,
-}
-
-impl RunFolder {
-    /// Makes sure that the folder is empty and can be written to; leaves nothing in it, so that a run that stops at its checks can
-    /// be started again.
-    fn claim(path: &Path) -> Result<Self> {
-        let path = path.to_path_buf();
-        let occupied = std::fs::read_dir(&path).map(|mut entries| entries.next().is_some()).unwrap_or(false);
-        if occupied {
-            return Err(Error::run_folder(&path, "it already holds files", "give another folder with `--output-dir`, or delete it"));
-        }
-        let probe = path.join(".probe");
-        let written = std::fs::create_dir_all(&path).and_then(|()| std::fs::write(&probe, "")).and_then(|()| std::fs::remove_file(&probe));
-        written.map_err(|e| Error::run_folder(&path, e, WRITABLE))?;
-        Ok(Self { path })
-    }
-
-    /// Puts the resolved recipe into the folder.
-    fn begin(&self, settings: &Settings) -> Result<()> {
-        let samples = self.path.join("samples");
-        std::fs::create_dir_all(&samples).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))?;
-        Ok(write_atomically(&self.path.join("recipe.toml"), settings.to_toml().as_bytes())?)
-    }
-
-    /// Appends a line to metrics.jsonl.
-    fn log(&self, metrics: &IterationMetrics) -> Result<()> {
-        let line = serde_json::to_string(metrics).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))?;
-        let file = File::options().create(true).append(true).open(self.path.join("metrics.jsonl"));
-        file.and_then(|mut file| writeln!(file, "{line}")).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))
-    }
-
-    /// The checkpoint and the evaluation that are due after iteration `index`.
-    fn save_progress(&self, trainer: &Trainer, index: u64, watch: &mut Watch<'_>) -> Result<()> {
-        let (done, settings) = (index + 1, &trainer.settings);
-        let last = done == settings.train.iterations as u64;
-        let due = |every: usize| every > 0 && done.is_multiple_of(every as u64);
-        if due(settings.checkpoint.every) || last {
-            checkpoint::save(trainer, done, &self.path.join("checkpoints"))?;
-        }
-        if due(settings.eval.every) && !last {
-            let evaluated = trainer.policy.with_weights(&trainer.exported_weights(), || evaluate(trainer, "evaluation", watch))?;
-            let mean = crate::iteration::mean(evaluated.iter().map(|e| e.reward.value));
-            self.append_eval(done, mean)?;
-        }
-        Ok(())
-    }
-
-    fn append_eval(&self, iteration: u64, mean: f64) -> Result<()> {
-        let line = serde_json::json!({ "iteration": iteration, "eval_reward": mean });
-        let file = File::options().create(true).append(true).open(self.path.join("eval.jsonl"));
-        file.and_then(|mut file| writeln!(file, "{line}")).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))
-    }
-
-    /// Videos of the first prompts, and one sheet of them.
-    fn videos(&self, evaluated: &[Evaluated], when: &str, trainer: &Trainer) -> Result<()> {
-        let mut shown = Vec::new();
-        for sample in evaluated {
-            let Some(frames) = &sample.frames else { continue };
-            let name = file_name(&trainer.eval_prompts.texts[sample.prompt]);
-            video::write(self.path.join(format!("samples/{:02}-{name}-{when}.mp4", sample.prompt)), frames, FPS)?;
-            shown.push(frames);
-        }
-        if !shown.is_empty() {
-            video::write_png_grid(self.path.join(format!("samples/{when}.png")), &shown, 1)?;
-        }
-        Ok(())
-    }
-
-    fn json(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string_pretty(value).map_err(|e| Error::run_folder(&self.path, e, WRITABLE))?;
-        Ok(write_atomically(&self.path.join(name), format!("{text}\n").as_bytes())?)
-    }
-}
-
-const WRITABLE: &str = "check free space and permissions of the folder";
-
-/// A prompt as part of a file name.
-fn file_name(prompt: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    prompt.chars().take(40).map(plain).collect()
 }
 
 /// Adds up time by phase.

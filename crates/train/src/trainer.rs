@@ -7,6 +7,7 @@ use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
 use crate::replay::Conditioning;
 use crate::settings::{RewardKind, RewardSettings, Settings};
+use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
 use grpo::{ClippedLoss, GroupLayout, LossWeights, Recipe, Schedule};
@@ -47,6 +48,8 @@ pub struct Trainer {
     pub ema: Option<Ema>,
     /// Other processes.
     pub collective: Box<dyn Collective>,
+    /// Whether somebody asked the run to end.
+    pub stop: Stop,
     /// Where tensors live.
     pub device: Device,
 }
@@ -86,6 +89,7 @@ impl Trainer {
             optimizer,
             ema,
             collective: Box::new(Alone),
+            stop: Stop::default(),
             device: device.clone(),
             settings,
         })

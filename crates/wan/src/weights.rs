@@ -382,9 +382,33 @@ pub fn write_safetensors(
             .map_err(|e| Error::invalid(path, format!("tensor `{name}`: {e}"), "shape and values disagree"))?;
         views.push((*name, view));
     }
-    let data = safetensors::serialize(views, metadata)
+    write_views(path, views, metadata)
+}
+
+/// Writes a safetensors file; equal contents give equal bytes.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_views(path: &Path, views: Vec<(&str, TensorView<'_>)>, metadata: Option<HashMap<String, String>>) -> Result<()> {
+    let mut data = safetensors::serialize(views, metadata)
         .map_err(|e| Error::invalid(path, e.to_string(), "tensors cannot be written as safetensors"))?;
+    sort_metadata(&mut data);
     write_atomically(path, &data)
+}
+
+/// The library writes the entries of `__metadata__` in random order: sorts them, in place, since the length stays the same.
+fn sort_metadata(file: &mut [u8]) {
+    let (length, rest) = file.split_at_mut(8);
+    let length = u64::from_le_bytes(std::array::from_fn(|i| length[i])) as usize;
+    let Ok(mut header) = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&rest[..length]) else { return };
+    let Some(serde_json::Value::Object(metadata)) = header.get_mut("__metadata__") else { return };
+    metadata.sort_keys();
+    if let Ok(text) = serde_json::to_vec(&header)
+        && text.len() <= length
+    {
+        rest[..length].fill(b' ');
+        rest[..text.len()].copy_from_slice(&text);
+    }
 }
 
 /// Writes all weights of a set, as f32, under their own names.

@@ -1,12 +1,14 @@
 //! `flash-grpo train`: aligns a model as a recipe says.
 
+use crate::signals;
 use crate::watch::Bars;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::Args;
-use std::path::PathBuf;
-use train::run::{Summary, run};
+use std::path::{Path, PathBuf};
+use train::run::{Begin, Summary, run};
 use train::settings::Settings;
+use train::stop::Stop;
 
 /// Arguments of `train`.
 #[derive(Debug, Args)]
@@ -19,6 +21,13 @@ pub struct TrainArgs {
     /// Seed of the run [default: the recipe's].
     #[arg(long)]
     seed: Option<u64>,
+    /// Continue a run from its newest whole checkpoint (`auto`: the run in the output folder, if there is one), or from the given run
+    /// folder or checkpoint. Without RECIPE the run's own is used.
+    #[arg(long, value_name = "auto|PATH", num_args = 0..=1, default_missing_value = "auto")]
+    resume: Option<PathBuf>,
+    /// Resume with a recipe that changes the result.
+    #[arg(long, requires = "resume")]
+    allow_change: bool,
 }
 
 /// A recipe and what is changed of it.
@@ -40,6 +49,12 @@ impl RecipeArgs {
     pub fn load(&self) -> Result<Settings> {
         Ok(Settings::load(self.recipe.as_deref(), &self.overrides)?)
     }
+
+    /// As [`load`](Self::load), with the recipe at `path` in place of the embedded one, if it is there.
+    fn load_or(&self, path: &Path) -> Result<Settings> {
+        let path = Some(path).filter(|path| path.is_file());
+        Ok(Settings::load(self.recipe.as_deref().or(path), &self.overrides)?)
+    }
 }
 
 /// Runs the command.
@@ -47,16 +62,49 @@ impl RecipeArgs {
 /// # Errors
 /// Bad input, before any training starts; a folder that cannot be written.
 pub fn run_command(args: &TrainArgs) -> Result<()> {
-    let mut settings = args.recipe.load()?;
-    if let Some(dir) = &args.output_dir {
-        settings.output_dir.clone_from(dir);
-    }
+    let (mut settings, begin) = beginning(args)?;
     settings.seed = args.seed.unwrap_or(settings.seed);
     let (dir, base) = (settings.output_dir.clone(), settings.model.path.clone());
+    let stop = Stop::default();
+    signals::listen(&stop)?;
     let mut bars = Bars::default();
-    let summary = run(settings, &Device::flex(), &mut |event| bars.show(event))?;
+    let summary = run(settings, &begin, &stop, &Device::flex(), &mut |event| bars.show(event))?;
     print(&summary, &dir, &base);
     Ok(())
+}
+
+/// The recipe, and where the run starts.
+fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
+    let output_dir = |settings: Settings| {
+        let output_dir = args.output_dir.clone().unwrap_or_else(|| settings.output_dir.clone());
+        Settings { output_dir, ..settings }
+    };
+    let Some(resume) = &args.resume else {
+        return Ok((output_dir(args.recipe.load()?), Begin::New));
+    };
+    let (folder, from) = if resume.as_os_str() == "auto" {
+        (args.output_dir.clone().map_or_else(|| Ok(args.recipe.load()?.output_dir), Ok::<_, anyhow::Error>)?, None)
+    } else {
+        located(resume)?
+    };
+    let settings = args.recipe.load_or(&folder.join("recipe.toml"))?;
+    let settings = Settings { output_dir: args.output_dir.clone().unwrap_or(folder), ..settings };
+    Ok((settings, Begin::Resume { from, allow_change: args.allow_change }))
+}
+
+/// The run folder and the checkpoint that a path names.
+fn located(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
+    if path.join("recipe.toml").is_file() {
+        return Ok((path.into(), None));
+    }
+    let run = path.canonicalize().ok().and_then(|path| Some(path.parent()?.parent()?.to_path_buf()));
+    match run.filter(|run| run.join("recipe.toml").is_file()) {
+        Some(run) => Ok((run, Some(path.into()))),
+        None => bail!(
+            "`--resume` is `{}`, which is neither a run folder nor a checkpoint in one\nhint: give the folder with `recipe.toml`, or one of its `checkpoints/iteration-NNNNNN`",
+            path.display()
+        ),
+    }
 }
 
 fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {

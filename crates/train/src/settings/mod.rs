@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use grpo::{Recipe, Schedule};
 use serde::{Deserialize, Serialize};
 
+mod changes;
 mod error;
 mod inspect;
 mod parse;
@@ -18,6 +19,7 @@ mod source;
 mod validate;
 mod wording;
 
+pub use changes::Change;
 pub use error::SettingsError;
 pub use inspect::StepRow;
 pub use prompts::{PromptSource, ShapesSplit, read_prompt_file};

@@ -189,8 +189,10 @@ pub enum RewardKind {
 pub struct CheckpointSettings {
     /// Iterations between checkpoints; 0 is only at the end.
     pub every: usize,
-    /// Checkpoints kept.
+    /// Newest checkpoints kept.
     pub keep_last: usize,
+    /// Checkpoints of highest held-out reward that are kept besides; needs `eval.every`.
+    pub keep_best: usize,
 }
 
 /// `[debug]`
@@ -257,6 +259,6 @@ impl Default for EvalSettings {
 
 impl Default for CheckpointSettings {
     fn default() -> Self {
-        CheckpointSettings { every: 0, keep_last: 2 }
+        CheckpointSettings { every: 10, keep_last: 2, keep_best: 0 }
     }
 }

@@ -1,0 +1,273 @@
+//! A run that is killed, stopped, or finds its files damaged ends as if nothing had happened, byte for byte.
+//!
+//! `FLASH_GRPO_KILLS=100 cargo test --release -p flash-grpo --test resume` is the long form.
+#![cfg(unix)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const ITERATIONS: usize = 6;
+
+/// What makes a run of the embedded recipe last a second or two.
+const TINY: [&str; 14] = [
+    "train.iterations=6",
+    "checkpoint.every=1",
+    "checkpoint.keep_last=3",
+    "rollout.prompts_per_iteration=2",
+    "rollout.group_size=4",
+    "rollout.micro_batch=4",
+    "sampling.num_inference_steps=4",
+    "method.stochastic={ type = \"random\", count = 1, pool = 2 }",
+    "eval.num_prompts=2",
+    "eval.samples_per_prompt=2",
+    "eval.num_inference_steps=2",
+    "eval.every=2",
+    "eval.videos=1",
+    "eval.bootstrap=100",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// `flash-grpo train` of the tiny run into `folder`, resumed where there is something to resume.
+fn train(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    command.current_dir(root()).arg("train").arg("recipes/moving_shapes_cpu.toml");
+    for set in TINY {
+        command.args(["--set", set]);
+    }
+    command.arg("--output-dir").arg(folder).args(["--resume", "auto"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn finish(command: &mut Command) -> String {
+    let output = command.output().expect("the program runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    stderr(&output)
+}
+
+/// Everything that must not depend on interruptions, by name. (Times do, and the recipe names its folder.)
+fn result(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let newest = format!("checkpoints/iteration-{ITERATIONS:06}");
+    let mut pending = vec![folder.to_path_buf()];
+    while let Some(dir) = pending.pop() {
+        for path in std::fs::read_dir(dir).expect("folder").map(|entry| entry.expect("entry").path()) {
+            let name = path.strip_prefix(folder).expect("below").display().to_string();
+            if path.is_dir() {
+                pending.push(path);
+            } else if !name.starts_with("checkpoints") || (name.starts_with(&newest) && !name.ends_with("manifest.json")) {
+                files.insert(name, std::fs::read(path).expect("file"));
+            }
+        }
+    }
+    for varying in [".lock", "timings.jsonl", "summary.json", "recipe.toml"] {
+        files.remove(varying);
+    }
+    files
+}
+
+/// The result of the uninterrupted run, and how long it took.
+fn reference() -> &'static (BTreeMap<String, Vec<u8>>, Duration) {
+    static REFERENCE: OnceLock<(BTreeMap<String, Vec<u8>>, Duration)> = OnceLock::new();
+    REFERENCE.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("folder");
+        let start = Instant::now();
+        finish(&mut train(folder.path()));
+        let result = result(folder.path());
+        for name in ["metrics.jsonl", "eval.jsonl", "adapter/adapter_model.safetensors", "samples/after.png"] {
+            assert!(result.contains_key(name), "{name} of {:?}", result.keys());
+        }
+        assert_eq!(String::from_utf8_lossy(&result["metrics.jsonl"]).lines().count(), ITERATIONS);
+        (result, start.elapsed())
+    })
+}
+
+#[track_caller]
+fn assert_as_if_nothing_had_happened(folder: &Path) {
+    let (expected, found) = (&reference().0, result(folder));
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
+    let different: Vec<_> = expected.iter().filter(|(name, bytes)| found[*name] != **bytes).map(|(name, _)| name).collect();
+    assert!(different.is_empty(), "{different:?} differ");
+}
+
+/// Splitmix64: moments that are random, and the same in every test run.
+fn random(state: &mut u64) -> f64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[test]
+fn killed_at_random_moments() {
+    let wanted: usize = std::env::var("FLASH_GRPO_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+    let duration = reference().1.as_secs_f64();
+    let (mut kills, mut state) = (0, 1);
+    while kills < wanted {
+        let folder = tempfile::tempdir().expect("folder");
+        let kills_before = kills;
+        loop {
+            let mut child = train(folder.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program runs");
+            std::thread::sleep(Duration::from_secs_f64(duration * random(&mut state)));
+            if kills < wanted && kills < kills_before + 8 && child.try_wait().expect("child").is_none() {
+                child.kill().expect("kill");
+                child.wait().expect("child");
+                kills += 1;
+            } else {
+                assert!(child.wait().expect("child").success());
+                break;
+            }
+        }
+        assert_as_if_nothing_had_happened(folder.path());
+    }
+}
+
+#[test]
+fn cut_off_while_writing() {
+    for point in ["metrics:3", "checkpoint-files:2", "checkpoint-manifest:2", "checkpoint-renamed:2", "checkpoint-renamed:6"] {
+        let folder = tempfile::tempdir().expect("folder");
+        let output = train(folder.path()).env("FLASH_GRPO_ABORT_AT", point).output().expect("the program runs");
+        assert!(!output.status.success(), "{point} was not passed");
+        finish(&mut train(folder.path()));
+        assert_as_if_nothing_had_happened(folder.path());
+    }
+}
+
+/// Waits until the run has made an iteration.
+fn wait_for_progress(folder: &Path, child: &mut Child) {
+    let metrics = folder.join("metrics.jsonl");
+    while std::fs::metadata(&metrics).map_or(0, |data| data.len()) == 0 {
+        assert!(child.try_wait().expect("child").is_none(), "the run ended early");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn stopped_by_a_signal() {
+    for (signal, code) in [("TERM", 143), ("INT", 130), ("USR1", 138)] {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut child = train(folder.path()).spawn().expect("the program runs");
+        wait_for_progress(folder.path(), &mut child);
+        assert!(Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().expect("kill").success());
+        let output = child.wait_with_output().expect("child");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        let told = format!("hint: continue with `flash-grpo train --resume {}`", folder.path().display());
+        assert!(stderr(&output).contains(&told), "{}", stderr(&output));
+        // as told: the recipe is the run's own
+        let mut resume = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+        resume.current_dir(root()).args(["train", "--resume"]).arg(folder.path());
+        assert!(finish(&mut resume).contains("resumed after"));
+        assert_as_if_nothing_had_happened(folder.path());
+    }
+}
+
+#[test]
+fn damaged_checkpoints_are_named_and_passed_over() {
+    let whole = tempfile::tempdir().expect("folder");
+    finish(&mut train(whole.path()));
+    let newest = format!("checkpoints/iteration-{ITERATIONS:06}");
+    let mut names: Vec<_> =
+        std::fs::read_dir(whole.path().join(&newest)).expect("checkpoint").map(|e| e.expect("entry").file_name()).collect();
+    names.sort();
+    assert!(names.len() >= 5, "{names:?}");
+    for (i, name) in names.iter().enumerate() {
+        let folder = tempfile::tempdir().expect("folder");
+        copy(whole.path(), folder.path());
+        let path = folder.path().join(&newest).join(name);
+        let mut bytes = std::fs::read(&path).expect("file");
+        let middle = bytes.len() / 2;
+        if i % 2 == 0 {
+            bytes.truncate(middle)
+        } else {
+            bytes[middle] ^= 4
+        }
+        std::fs::write(&path, bytes).expect("write");
+        let told = finish(&mut train(folder.path()));
+        assert!(told.contains("warning: checkpoint") && told.contains(&format!("`{}`", name.display())), "{name:?}: {told}");
+        assert!(told.contains("resumed after 5 iterations"), "{told}");
+        assert_eq!(result(folder.path()).get("metrics.jsonl"), reference().0.get("metrics.jsonl"));
+        std::fs::remove_dir_all(folder.path().join("checkpoints")).expect("remove");
+        copy(&whole.path().join("checkpoints"), &folder.path().join("checkpoints"));
+        assert_as_if_nothing_had_happened(folder.path());
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("folder");
+    assert!(Command::new("cp").arg("-R").arg(from.join(".")).arg(to).status().expect("cp").success());
+}
+
+#[test]
+fn one_folder_serves_one_process() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut first = train(folder.path()).spawn().expect("the program runs");
+    wait_for_progress(folder.path(), &mut first);
+    let second = train(folder.path()).output().expect("the program runs");
+    assert_eq!(second.status.code(), Some(2));
+    assert!(stderr(&second).contains("another process is writing to it"), "{}", stderr(&second));
+    assert!(first.wait_with_output().expect("child").status.success());
+    assert_as_if_nothing_had_happened(folder.path());
+}
+
+#[test]
+fn changed_recipes_are_shown_and_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    finish(&mut train(folder.path()));
+    let mut transcript = String::new();
+    for (arguments, code) in [
+        (vec!["--set", "optimizer.learning_rate=5e-4", "--set", "rollout.group_size=2"], 2),
+        (vec!["--set", "train.iterations=7", "--set", "checkpoint.keep_last=1"], 0),
+        (vec!["--set", "optimizer.learning_rate=5e-4", "--set", "train.iterations=8", "--allow-change"], 0),
+    ] {
+        let output = train(folder.path()).args(&arguments).output().expect("the program runs");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        let lines = stderr(&output).replace(&folder.path().display().to_string(), "DIR");
+        // measured numbers are not part of the transcript
+        let kept = lines.lines().filter(|line| !line.starts_with("iteration ") && !line.starts_with("checks passed"));
+        transcript += &format!("$ {}\n{}\nexit code {code}\n\n", arguments.join(" "), kept.collect::<Vec<_>>().join("\n"));
+    }
+    insta::assert_snapshot!(transcript);
+}
+
+/// Needs the right to mount; without it there is nothing to test with.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_leaves_the_last_checkpoint_whole() {
+    let disk = tempfile::tempdir().expect("folder");
+    let mount = |options: &str| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(disk.path()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if !mount("size=14m") {
+        eprintln!("not run: this user may not mount a file system");
+        return;
+    }
+    let folder = disk.path().join("run");
+    let full = train(&folder).output().expect("the program runs");
+    let enlarged = mount("remount,size=64m");
+    let resumed = train(&folder).output().expect("the program runs");
+    let outcome = std::panic::catch_unwind(|| {
+        assert_eq!(full.status.code(), Some(2), "{}", stderr(&full));
+        assert!(stderr(&full).contains("No space left on device") && stderr(&full).contains("hint: check free space"), "{}", stderr(&full));
+        assert!(enlarged && resumed.status.success(), "{}", stderr(&resumed));
+        assert!(stderr(&resumed).contains("resumed after"), "{}", stderr(&resumed));
+        assert_as_if_nothing_had_happened(&folder);
+    });
+    assert!(Command::new("umount").arg(disk.path()).status().expect("umount").success());
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,169 @@
+//! The folder of one run: its lock, logs, videos and results.
+
+use crate::error::{Error, Result};
+use crate::evaluate::Evaluated;
+use crate::fault;
+use crate::iteration::IterationMetrics;
+use crate::settings::Settings;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use wan::weights::write_atomically;
+
+/// Logs that grow by a line per iteration, and are cut back to the checkpoint when a run is resumed.
+const METRICS: &str = "metrics.jsonl";
+const EVALS: &str = "eval.jsonl";
+const TIMINGS: &str = "timings.jsonl";
+const LOGS: [&str; 3] = [METRICS, EVALS, TIMINGS];
+
+const LOCK: &str = ".lock";
+const WRITABLE: &str = "check free space and permissions of the folder";
+
+/// Frames per second of written videos.
+const FPS: f64 = 8.0;
+
+/// An open run folder. No other process can open it meanwhile.
+#[derive(Debug)]
+pub struct RunFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Opens the folder of a new run, which must be empty, or (`resume`) of an earlier one. Writes nothing but a lock, so that a run
+    /// that stops at its checks can be started again.
+    ///
+    /// # Errors
+    /// A folder that is in use, that cannot be written, or (for a new run) that holds anything.
+    pub fn open(path: &Path, resume: bool) -> Result<Self> {
+        let wrap = |e: std::io::Error| Error::run_folder(path, e, WRITABLE);
+        std::fs::create_dir_all(path).map_err(wrap)?;
+        let lock = File::options().create(true).append(true).open(path.join(LOCK)).map_err(wrap)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let hint = "wait for it, or give another folder with `--output-dir`";
+                return Err(Error::run_folder(path, "another process is writing to it", hint));
+            }
+            // a file system without locks
+            Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) => return Err(wrap(error)),
+        }
+        let occupied = std::fs::read_dir(path).map_err(wrap)?.flatten().any(|entry| entry.file_name() != LOCK);
+        if occupied && !resume {
+            let hint = "continue that run with `--resume`, give another folder with `--output-dir`, or delete it";
+            return Err(Error::run_folder(path, "it already holds files", hint));
+        }
+        Ok(Self { path: path.into(), _lock: lock })
+    }
+
+    /// The folder of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// Puts the resolved recipe into the folder and cuts the logs to the given lengths (0 where none is given).
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn begin(&self, settings: &Settings, logs: &BTreeMap<String, u64>) -> Result<()> {
+        std::fs::create_dir_all(self.path.join("samples")).map_err(|e| self.wrap(e))?;
+        write_atomically(&self.path.join("recipe.toml"), settings.to_toml().as_bytes())?;
+        for name in LOGS {
+            let path = self.path.join(name);
+            if path.exists() {
+                let file = File::options().write(true).open(&path);
+                let cut = file.and_then(|file| file.set_len(logs.get(name).copied().unwrap_or(0)).and_then(|()| file.sync_all()));
+                cut.map_err(|e| self.wrap(e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Length of every log; what they hold is on disk when this returns.
+    ///
+    /// # Errors
+    /// A log that cannot be synced.
+    pub fn log_lengths(&self) -> Result<BTreeMap<String, u64>> {
+        let mut lengths = BTreeMap::new();
+        for name in LOGS {
+            let path = self.path.join(name);
+            if path.exists() {
+                let length = File::open(&path).and_then(|file| file.sync_all().and_then(|()| file.metadata())).map(|data| data.len());
+                lengths.insert(name.to_owned(), length.map_err(|e| self.wrap(e))?);
+            }
+        }
+        Ok(lengths)
+    }
+
+    /// Appends an iteration: what was computed, and (elsewhere, since no two runs agree on it) the time it took.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn log(&self, metrics: &IterationMetrics) -> Result<()> {
+        self.append(METRICS, metrics)?;
+        fault::point("metrics");
+        self.append(TIMINGS, &json!({ "iteration": metrics.iteration, "seconds": metrics.seconds }))
+    }
+
+    /// Appends an evaluation during training.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn log_eval(&self, iterations: u64, eval_reward: f64) -> Result<()> {
+        self.append(EVALS, &json!({ "iteration": iterations, "eval_reward": eval_reward }))
+    }
+
+    fn append(&self, name: &str, line: &impl Serialize) -> Result<()> {
+        let line = serde_json::to_string(line).map_err(|e| self.wrap(e))?;
+        let file = File::options().create(true).append(true).open(self.path.join(name));
+        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|e| self.wrap(e))
+    }
+
+    /// Videos of the first prompts, and one sheet of them.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn videos(&self, evaluated: &[Evaluated], when: &str, prompts: &[String]) -> Result<()> {
+        let mut shown = Vec::new();
+        for sample in evaluated {
+            let Some(frames) = &sample.frames else { continue };
+            let name = file_name(&prompts[sample.prompt]);
+            video::write(self.path.join(format!("samples/{:02}-{name}-{when}.mp4", sample.prompt)), frames, FPS)?;
+            shown.push(frames);
+        }
+        if !shown.is_empty() {
+            video::write_png_grid(self.path.join(format!("samples/{when}.png")), &shown, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a result.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value).map_err(|e| self.wrap(e))?;
+        Ok(write_atomically(&self.path.join(name), format!("{text}\n").as_bytes())?)
+    }
+
+    /// Reads a result that an earlier process wrote; `None` if there is none, or not a whole one.
+    pub fn read_json<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        serde_json::from_str(&std::fs::read_to_string(self.path.join(name)).ok()?).ok()
+    }
+
+    fn wrap(&self, reason: impl ToString) -> Error {
+        Error::run_folder(&self.path, reason, WRITABLE)
+    }
+}
+
+/// A prompt as part of a file name.
+fn file_name(prompt: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    prompt.chars().take(40).map(plain).collect()
+}
