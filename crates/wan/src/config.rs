@@ -7,6 +7,24 @@ use std::path::Path;
 /// Largest JSON file read; real configs have a few kB, tokenizers some MB.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
+/// Largest size in a config; the largest of a released model is UMT5's vocabulary of 256,384.
+const MAX_SIZE: usize = 1 << 20;
+
+/// Most layers in a config; Wan2.1 14B has 40.
+const MAX_LAYERS: usize = 1024;
+
+/// Whether sizes are at least 1 and of a magnitude that a model can have: what is read from a file decides how much is allocated.
+///
+/// # Errors
+/// The first (key, value) that is not.
+pub fn check_sizes(sizes: &[(&str, usize)]) -> std::result::Result<(), String> {
+    let limit = |key: &str| if key.starts_with("num_") { MAX_LAYERS } else { MAX_SIZE };
+    match sizes.iter().find(|(key, size)| *size == 0 || *size > limit(key)) {
+        Some((key, size)) => Err(format!("`{key}` is {size}, expected 1 to {}", limit(key))),
+        None => Ok(()),
+    }
+}
+
 /// Reads a file as text, refusing anything of absurd size.
 ///
 /// # Errors

@@ -55,7 +55,7 @@ impl WeightFiles {
     }
 
     fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(index).map_err(|e| Error::read(index, e))?;
+        let text = crate::config::read_text(index)?;
         let names = shard_names(&text).map_err(|reason| {
             Error::invalid(index, reason, "an index has a `weight_map` of tensor name to file name in the same folder")
         })?;

@@ -20,7 +20,7 @@ impl PromptTokenizer {
     /// A missing or malformed file, or a tokenizer that does not append `</s>`.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
-        let json = std::fs::read_to_string(&path).map_err(|e| Error::read(&path, e))?;
+        let json = crate::config::read_text(&path)?;
         Self::from_json(&json, &path)
     }
 

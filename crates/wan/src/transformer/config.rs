@@ -104,10 +104,24 @@ impl TransformerConfig {
         if !self.cross_attn_norm {
             return Err(("`cross_attn_norm` is `false`".into(), "every released Wan model has it"));
         }
-        let sizes = [self.num_attention_heads, self.in_channels, self.out_channels, self.text_dim, self.ffn_dim];
+        let sizes = [
+            ("num_attention_heads", self.num_attention_heads),
+            ("attention_head_dim", self.attention_head_dim),
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+            ("text_dim", self.text_dim),
+            ("freq_dim", self.freq_dim),
+            ("ffn_dim", self.ffn_dim),
+            ("num_layers", self.num_layers),
+            ("rope_max_seq_len", self.rope_max_seq_len),
+            ("patch_size", self.patch_size[0]),
+            ("patch_size", self.patch_size[1]),
+            ("patch_size", self.patch_size[2]),
+        ];
+        crate::config::check_sizes(&sizes).map_err(|reason| (reason, "compare with the config.json of the original model"))?;
         let odd = !self.attention_head_dim.is_multiple_of(2) || !self.freq_dim.is_multiple_of(2);
-        if sizes.contains(&0) || self.patch_size.contains(&0) || odd || self.attention_head_dim < 6 {
-            return Err(("a size is zero, or a head or sinusoid size is odd or below 6".into(), "check the sizes"));
+        if odd || self.attention_head_dim < 6 {
+            return Err(("a head or sinusoid size is odd or below 6".into(), "check the sizes"));
         }
         Ok(())
     }

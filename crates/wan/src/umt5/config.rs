@@ -1,5 +1,6 @@
 //! `text_encoder/config.json`.
 
+use crate::config::{check_sizes, read_text};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -56,7 +57,7 @@ impl Umt5Config {
     /// A missing file, a missing or ill-typed key, or a value this encoder does not support.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::read(&path, e))?;
+        let text = read_text(&path)?;
         let hint = "this must be the config.json of a UMT5 encoder (`text_encoder/`)";
         let config: Self = serde_json::from_str(&text).map_err(|e| Error::invalid(&path, e.to_string(), hint))?;
         config.check().map_err(|reason| Error::invalid(&path, reason, hint))?;
@@ -93,10 +94,9 @@ impl Umt5Config {
             ("num_layers", self.num_layers),
             ("num_heads", self.num_heads),
         ];
-        if let Some((key, _)) = sizes.into_iter().find(|&(_, size)| size == 0) {
-            return Err(format!("{key} is 0"));
-        }
+        check_sizes(&sizes)?;
         let (buckets, distance) = (self.relative_attention_num_buckets, self.relative_attention_max_distance);
+        check_sizes(&[("relative_attention_num_buckets", buckets), ("relative_attention_max_distance", distance)])?;
         if buckets < 4 || !buckets.is_multiple_of(4) {
             return Err(format!("relative_attention_num_buckets is {buckets}, not a positive multiple of 4"));
         }
@@ -136,6 +136,6 @@ mod tests {
         let missing = load(&GOOD.replace("d_kv", "dkv")).expect_err("d_kv is needed").to_string();
         assert!(missing.contains("d_kv"), "{missing}");
         let zero = load(&GOOD.replace("\"num_layers\": 2", "\"num_layers\": 0")).expect_err("no layers").to_string();
-        assert!(zero.contains("num_layers is 0"), "{zero}");
+        assert!(zero.contains("`num_layers` is 0"), "{zero}");
     }
 }

@@ -1,5 +1,6 @@
 //! The sizes of an autoencoder, as `vae/config.json` has them.
 
+use crate::config::{check_sizes, read_text};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -65,13 +66,18 @@ const WAN_LATENTS_MEAN: [f64; 16] = [
 const WAN_LATENTS_STD: [f64; 16] =
     [2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160];
 
+/// Most resolutions; Wan has 4.
+const MAX_LEVELS: usize = 8;
+/// Largest multiple of the base's channels; Wan has 4.
+const MAX_MULTIPLE: usize = 64;
+
 impl VaeConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
     /// The file is absent, is not JSON, or describes an autoencoder that is not supported.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::read(path, e))?;
+        let text = read_text(path)?;
         let config: Self = serde_json::from_str(&text)
             .map_err(|e| Error::invalid(path, e.to_string(), "this is the `config.json` of an AutoencoderKLWan"))?;
         config.check().map_err(|(reason, hint)| Error::invalid(path, reason, hint))?;
@@ -91,9 +97,20 @@ impl VaeConfig {
         if let Some(size) = self.patch_size {
             return Err((format!("`patch_size` is `{size}`"), WAN22));
         }
-        let positive = [self.base_dim, self.decoder_dim(), self.z_dim, self.in_channels, self.out_channels];
-        if positive.contains(&0) || self.dim_mult.is_empty() || self.dim_mult.contains(&0) {
-            return Err(("a size is 0, or `dim_mult` is empty".into(), EDITED));
+        let sizes = [
+            ("base_dim", self.base_dim),
+            ("decoder_base_dim", self.decoder_dim()),
+            ("z_dim", self.z_dim),
+            ("num_res_blocks", self.num_res_blocks),
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+        ];
+        check_sizes(&sizes).map_err(|reason| (reason, EDITED))?;
+        if self.dim_mult.is_empty() || self.dim_mult.len() > MAX_LEVELS || self.dim_mult.iter().any(|m| !(1..=MAX_MULTIPLE).contains(m)) {
+            return Err((
+                format!("`dim_mult` is {:?}: expected 1 to {MAX_LEVELS} numbers from 1 to {MAX_MULTIPLE}", self.dim_mult),
+                EDITED,
+            ));
         }
         if self.temperal_downsample.len() + 1 != self.dim_mult.len() {
             let (halvings, levels) = (self.temperal_downsample.len(), self.dim_mult.len());

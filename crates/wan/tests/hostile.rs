@@ -1,0 +1,173 @@
+//! Model folders and adapters from strangers: whatever is in them, opening them is an error or works; it never panics, and never
+//! asks for memory that the file does not justify.
+
+use burn::tensor::{DType, Device};
+use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use wan::pipeline::WanPipeline;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden")
+}
+
+/// Splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// Replaces one value somewhere in `json`.
+fn spoil(json: &mut Value, random: &mut Random) {
+    let deeper = random.below(4) > 0;
+    match json {
+        Value::Object(map) if deeper && !map.is_empty() => {
+            let at = random.below(map.len());
+            match map.values_mut().nth(at) {
+                Some(value) if random.below(8) > 0 => spoil(value, random),
+                _ => drop(map.keys().nth(at).cloned().and_then(|key| map.remove(&key))),
+            }
+        }
+        Value::Array(items) if deeper && !items.is_empty() => {
+            let at = random.below(items.len());
+            spoil(&mut items[at], random);
+        }
+        value => {
+            let values = [
+                json!(0),
+                json!(-1),
+                json!(1),
+                json!(3),
+                json!(7),
+                json!(1e308),
+                json!(9_007_199_254_740_993_u64),
+                json!(u64::MAX),
+                json!(1_000_000_007),
+                json!("x"),
+                json!(""),
+                json!(null),
+                json!([]),
+                json!({}),
+                json!(true),
+                json!([0, 0, 0]),
+                json!(0.5),
+            ];
+            *value = values[random.below(values.len())].clone();
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("folder");
+    for path in std::fs::read_dir(from).expect("folder").map(|entry| entry.expect("entry").path()) {
+        let target = to.join(path.file_name().expect("name"));
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).expect("copy");
+        }
+    }
+}
+
+/// Calls `open` and wants no panic; returns whether it worked.
+#[track_caller]
+fn survives<T>(what: &str, open: impl FnOnce() -> wan::Result<T>) -> bool {
+    match catch_unwind(AssertUnwindSafe(open)) {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => {
+            let message = error.to_string();
+            assert!(message.contains("hint: "), "{what}: no hint in `{message}`");
+            false
+        }
+        Err(_) => panic!("{what} made it panic"),
+    }
+}
+
+#[test]
+fn spoiled_configs_are_errors() {
+    let folder = tempfile::tempdir().expect("folder");
+    copy(&golden().join("wan-tiny"), folder.path());
+    let files =
+        ["transformer/config.json", "vae/config.json", "text_encoder/config.json", "scheduler/scheduler_config.json", "model_index.json"];
+    let mut random = Random(1);
+    let mut refused = 0;
+    for round in 0..200 {
+        let path = folder.path().join(files[round % files.len()]);
+        let original = std::fs::read_to_string(&path).expect("config");
+        let mut json: Value = serde_json::from_str(&original).expect("JSON");
+        spoil(&mut json, &mut random);
+        std::fs::write(&path, json.to_string()).expect("write");
+        let load = || WanPipeline::load(folder.path(), &Device::flex(), DType::F32);
+        refused += usize::from(!survives(&format!("{}: {json}", path.display()), load));
+        std::fs::write(&path, original).expect("write");
+    }
+    assert!(refused > 60, "{refused} of 200 refused");
+}
+
+#[test]
+fn spoiled_tokenizers_are_errors() {
+    let folder = tempfile::tempdir().expect("folder");
+    let original: Value =
+        serde_json::from_str(&std::fs::read_to_string(golden().join("wan-tiny/tokenizer/tokenizer.json")).expect("file")).expect("JSON");
+    let mut random = Random(2);
+    for _ in 0..60 {
+        let mut json = original.clone();
+        spoil(&mut json, &mut random);
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).expect("write");
+        survives("tokenizer.json", || wan::text::PromptTokenizer::load(folder.path())?.encode("a red fox", 16));
+    }
+}
+
+/// Flips bits of the header, cuts the file, lies about the header's length.
+fn spoil_bytes(bytes: &mut Vec<u8>, random: &mut Random) {
+    let header = 8 + u64::from_le_bytes(std::array::from_fn(|i| bytes[i])) as usize;
+    match random.below(4) {
+        0 => bytes.truncate(random.below(bytes.len())),
+        1 => bytes[random.below(8)] = random.below(256) as u8,
+        2 => bytes.extend(vec![0; 1 + random.below(64)]),
+        _ => (0..1 + random.below(3)).for_each(|_| bytes[8 + random.below(header - 8)] ^= 1 << random.below(7)),
+    }
+}
+
+#[test]
+fn spoiled_weights_and_adapters_are_errors() {
+    let folder = tempfile::tempdir().expect("folder");
+    let adapter = std::fs::read(golden().join("lora/peft/adapter_model.safetensors")).expect("adapter");
+    let path = folder.path().join("adapter_model.safetensors");
+    copy(&golden().join("lora/peft"), folder.path());
+    let model = wan::transformer::WanTransformer::load(&golden().join("wan-tiny/transformer"), &Device::flex(), DType::F32).expect("model");
+    let mut random = Random(3);
+    for _ in 0..200 {
+        let mut bytes = adapter.clone();
+        spoil_bytes(&mut bytes, &mut random);
+        std::fs::write(&path, bytes).expect("write");
+        survives("adapter", || wan::lora::load(folder.path(), &model.linears)?.attach(&model.linears, &Device::flex()).map(drop));
+        wan::lora::Lora::detach(&model.linears);
+    }
+}
+
+#[test]
+fn shards_stay_in_their_folder() {
+    let folder = tempfile::tempdir().expect("folder");
+    copy(&golden().join("wan-tiny/transformer"), folder.path());
+    let weights = folder.path().join("diffusion_pytorch_model.safetensors");
+    if weights.exists() {
+        std::fs::rename(&weights, folder.path().join("part.safetensors")).expect("rename");
+    }
+    let index = folder.path().join("diffusion_pytorch_model.safetensors.index.json");
+    for name in ["../part.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "part.bin", "C:\\part.safetensors"] {
+        std::fs::write(&index, json!({ "weight_map": { "proj_out.bias": name } }).to_string()).expect("write");
+        let opened = survives(name, || wan::weights::WeightFiles::open_folder(folder.path(), "diffusion_pytorch_model"));
+        assert!(!opened, "{name}");
+    }
+    let deep = format!("{{\"weight_map\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    std::fs::write(&index, deep).expect("write");
+    assert!(!survives("nested", || wan::weights::WeightFiles::open_folder(folder.path(), "diffusion_pytorch_model")));
+}
