@@ -28,25 +28,37 @@ pub enum AdvantageScale {
 /// A group whose rewards are all equal gets exact zeros; its samples stay in the batch and in every denominator
 /// (Deviation D5, docs/deviations.md). The published clip is 5.
 ///
+/// A reward that is not finite is absent: its sample gets 0 and counts in no mean and no deviation; likewise all of a group that is left
+/// with fewer than two.
+///
 /// # Panics
 /// If there is not one reward per sample of the layout.
 pub fn advantages(rewards: &[f64], layout: &GroupLayout, scale: AdvantageScale, clip: f64) -> Vec<f64> {
     assert_eq!(rewards.len(), layout.num_samples(), "one reward per sample");
-    let batch_std = std(rewards, 0.0);
+    let batch_std = std(&finite(rewards), 0.0);
     let mut result = Vec::with_capacity(rewards.len());
     for prompt in 0..layout.num_prompts() {
-        let group = &rewards[layout.samples(prompt)];
+        let (all, group) = (&rewards[layout.samples(prompt)], finite(&rewards[layout.samples(prompt)]));
+        if group.len() < 2 {
+            result.extend(all.iter().map(|_| 0.0));
+            continue;
+        }
         let divisor = match scale {
             AdvantageScale::BatchStd => batch_std + 1e-4,
-            AdvantageScale::GroupStd => std(group, 0.0) + 1e-4,
-            AdvantageScale::GroupStdUnbiased => std(group, 1.0) + 1e-8,
+            AdvantageScale::GroupStd => std(&group, 0.0) + 1e-4,
+            AdvantageScale::GroupStdUnbiased => std(&group, 1.0) + 1e-8,
             AdvantageScale::None => 1.0,
         };
         let constant = group.iter().all(|&reward| reward == group[0]);
-        let centre = if constant { group[0] } else { mean(group) };
-        result.extend(group.iter().map(|reward| ((reward - centre) / divisor).clamp(-clip, clip)));
+        let centre = if constant { group[0] } else { mean(&group) };
+        let of = |reward: &f64| if reward.is_finite() { ((reward - centre) / divisor).clamp(-clip, clip) } else { 0.0 };
+        result.extend(all.iter().map(of));
     }
     result
+}
+
+fn finite(values: &[f64]) -> Vec<f64> {
+    values.iter().copied().filter(|value| value.is_finite()).collect()
 }
 
 fn mean(values: &[f64]) -> f64 {

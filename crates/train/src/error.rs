@@ -30,19 +30,21 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
-    /// A number that is not one, after the self-checks passed.
-    #[error("{what} is {value} in iteration {iteration}, after {updates} updates; the weights were left as they were\nhint: {hint}")]
+    /// Too many numbers that are none, after the self-checks passed.
+    #[error(
+        "{skipped} of {all} {what} of iteration {iteration} are not finite, more than `train.max_skipped` = {allowed} allows; the last good state is kept\nhint: lower `optimizer.learning_rate`, look at the warnings above, or raise `train.max_skipped`"
+    )]
     NotFinite {
-        /// Which number.
+        /// `samples` or `updates`.
         what: &'static str,
-        /// Its value.
-        value: f64,
+        /// How many are not finite.
+        skipped: usize,
+        /// Of how many.
+        all: usize,
+        /// The share that is tolerated.
+        allowed: f64,
         /// The iteration.
         iteration: u64,
-        /// Updates made before.
-        updates: u64,
-        /// What to do.
-        hint: &'static str,
     },
     /// Somebody asked the run to end; the caller of the iteration saves and reports.
     #[error("stopped by signal {signal}")]

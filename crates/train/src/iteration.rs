@@ -47,6 +47,10 @@ pub struct IterationMetrics {
     pub ratio_deviation: f64,
     /// Power of the stochastic steps' noise relative to std^2, which must be about 1.
     pub noise_power: f64,
+    /// Samples left out because their reward or a log-probability was not finite.
+    pub skipped_samples: usize,
+    /// Updates left out because their gradient was not finite.
+    pub skipped_updates: usize,
     /// Seconds by phase; a line of timings.jsonl.
     #[serde(skip)]
     pub seconds: BTreeMap<&'static str, f64>,
@@ -55,7 +59,8 @@ pub struct IterationMetrics {
 /// Runs iteration `index`.
 ///
 /// # Errors
-/// A request to stop, before anything has changed; a sample that cannot be scored; a reward or gradient that is not finite (the weights are left as they were).
+/// A request to stop, before anything has changed; a sample that cannot be scored; more samples or updates that are not
+/// finite than `train.max_skipped` allows (weights, optimizer and average are then those of before).
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
     let batch = Batch::plan(trainer, index);
@@ -64,18 +69,17 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
     let rewards = batch.reward(trainer, &rollouts)?;
     clock.lap("reward");
     let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
-    for &value in &values {
-        batch.finite("a reward", value, trainer, "a reward must be a finite number")?;
-    }
+    let rewards_skipped = batch.report_rewards(trainer, &values, watch)?;
     let advantages = advantages(&values, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
     let transitions = batch.transitions(&rollouts, &advantages);
     if trainer.settings.debug.save_rollouts {
         let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
         recording::save(trainer, &transitions.concat(), &path)?;
     }
-    let updates = batch.update(trainer, &transitions, watch)?;
+    let updates = batch.update(trainer, &transitions, rewards_skipped, watch)?;
     clock.lap("update");
-    Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
+    let metrics = batch.metrics(trainer, &rollouts, &rewards, &updates, clock);
+    Ok(IterationMetrics { skipped_samples: metrics.skipped_samples + rewards_skipped, ..metrics })
 }
 
 /// The samples of an iteration: which prompts, which steps.
@@ -173,29 +177,80 @@ impl Batch {
         let mut rollouts = rollouts.iter();
         let mut with_advantages = |chunk: &Range<usize>| -> Vec<TransitionBatch> {
             let Some(rollouts) = rollouts.next() else { return Vec::new() };
-            rollouts.transitions.iter().map(|batch| batch.with_advantages(&advantages[chunk.clone()])).collect()
+            let global = |batch: &TransitionBatch| {
+                let batch = batch.with_advantages(&advantages[chunk.clone()]);
+                TransitionBatch { samples: batch.samples.iter().map(|sample| chunk.start + sample).collect(), ..batch }
+            };
+            rollouts.transitions.iter().map(global).collect()
         };
         self.updates.iter().map(|chunks| chunks.iter().flat_map(&mut with_advantages).collect()).collect()
     }
 
-    fn update(&self, trainer: &mut Trainer, updates: &[Vec<TransitionBatch>], watch: &mut Watch<'_>) -> Result<Vec<UpdateMetrics>> {
+    fn update(
+        &self,
+        trainer: &mut Trainer,
+        updates: &[Vec<TransitionBatch>],
+        rewards_skipped: usize,
+        watch: &mut Watch<'_>,
+    ) -> Result<Vec<UpdateMetrics>> {
         watch(Event::Phase { name: "update", total: updates.len() as u64 });
-        let mut metrics = Vec::new();
+        let before = trainer.state();
+        let mut metrics: Vec<UpdateMetrics> = Vec::new();
         for batches in updates {
             let due = (trainer.optimizer.updates + 1).is_multiple_of(trainer.settings.train.ema_every as u64);
             let ema = trainer.ema.as_mut().filter(|_| due);
             let made = update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, batches, &*trainer.collective);
-            self.finite("the gradient's norm", made.grad_norm, trainer, "lower `optimizer.learning_rate` or `train.clip_range`")?;
+            self.report_update(trainer, &made, watch);
             metrics.push(made);
             watch(Event::Progress(metrics.len() as u64));
         }
         watch(Event::Done);
-        Ok(metrics)
+        let transitions = metrics.iter().map(|m| m.skipped.len()).sum::<usize>();
+        let skipped_updates = metrics.iter().filter(|m| m.is_skipped).count();
+        let checked = self
+            .tolerate("samples", rewards_skipped + transitions, self.prompt_ids.len(), trainer)
+            .and_then(|()| self.tolerate("updates", skipped_updates, updates.len(), trainer));
+        if checked.is_err() {
+            trainer.restore(before);
+        }
+        checked.map(|()| metrics)
     }
 
-    fn finite(&self, what: &'static str, value: f64, trainer: &Trainer, hint: &'static str) -> Result<()> {
-        let (iteration, updates) = (self.index, trainer.optimizer.updates);
-        if value.is_finite() { Ok(()) } else { Err(Error::NotFinite { what, value, iteration, updates, hint }) }
+    /// Tells of rewards that are not finite; how many there are.
+    fn report_rewards(&self, trainer: &Trainer, rewards: &[f64], watch: &mut Watch<'_>) -> Result<usize> {
+        let absent: Vec<usize> = (0..rewards.len()).filter(|&i| !rewards[i].is_finite()).collect();
+        for &sample in &absent {
+            let prompt = &trainer.train_prompts.texts[self.prompt_ids[sample]];
+            let text =
+                format!("iteration {}: the reward of sample {sample} (`{prompt}`) is {}; it is left out", self.index, rewards[sample]);
+            watch(Event::Warning(&text));
+        }
+        self.tolerate("samples", absent.len(), rewards.len(), trainer).map(|()| absent.len())
+    }
+
+    fn report_update(&self, trainer: &Trainer, made: &UpdateMetrics, watch: &mut Watch<'_>) {
+        for &(sample, step) in &made.skipped {
+            let prompt = &trainer.train_prompts.texts[self.prompt_ids[sample]];
+            let text = format!(
+                "iteration {}: the log-probability of sample {sample} (`{prompt}`) at step {step} is not finite; it is left out",
+                self.index
+            );
+            watch(Event::Warning(&text));
+        }
+        if made.is_skipped {
+            let (index, norm) = (self.index, made.grad_norm);
+            let text =
+                format!("iteration {index}: the norm of the gradient is {norm}; the update is left out. Lower `optimizer.learning_rate`");
+            watch(Event::Warning(&text));
+        }
+    }
+
+    fn tolerate(&self, what: &'static str, skipped: usize, all: usize, trainer: &Trainer) -> Result<()> {
+        let allowed = trainer.settings.train.max_skipped;
+        if skipped as f64 <= allowed * all as f64 {
+            return Ok(());
+        }
+        Err(Error::NotFinite { what, skipped, all, allowed, iteration: self.index })
     }
 
     fn metrics(
@@ -206,8 +261,10 @@ impl Batch {
         updates: &[UpdateMetrics],
         clock: Clock,
     ) -> IterationMetrics {
-        let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
-        let groups: Vec<f64> = (0..trainer.layout.num_prompts()).map(|p| std_of(&values[trainer.layout.samples(p)])).collect();
+        let finite =
+            |values: &[RewardBreakdown]| -> Vec<f64> { values.iter().map(|reward| reward.value).filter(|v| v.is_finite()).collect() };
+        let values = finite(rewards);
+        let groups: Vec<f64> = (0..trainer.layout.num_prompts()).map(|p| std_of(&finite(&rewards[trainer.layout.samples(p)]))).collect();
         let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));
         IterationMetrics {
             iteration: self.index,
@@ -222,6 +279,8 @@ impl Batch {
             kl: over_updates(|u| u.kl),
             grad_norm: over_updates(|u| u.grad_norm),
             clip_fraction: over_updates(|u| u.clip_fraction),
+            skipped_samples: updates.iter().map(|u| u.skipped.len()).sum(),
+            skipped_updates: updates.iter().filter(|u| u.is_skipped).count(),
             ratio_deviation: updates.first().map_or(0.0, UpdateMetrics::ratio_deviation),
             noise_power: mean(rollouts.iter().map(|r| r.noise_power)),
             seconds: clock.laps,

@@ -23,5 +23,6 @@ pub mod settings;
 pub mod stop;
 pub mod trainer;
 pub mod update;
+pub mod watchdog;
 
 pub use error::{Error, Result};

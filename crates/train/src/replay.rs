@@ -50,7 +50,7 @@ pub struct TransitionBatch {
     pub next_latents: Tensor<5>,
     /// v during the rollout, if known.
     pub old_velocity: Option<Tensor<5>>,
-    /// Which sample of the rollout batch each entry is.
+    /// Which sample of the rollout batch each entry is; of the iteration, once it is part of an update.
     pub samples: Vec<usize>,
     /// The step of each sample.
     pub steps: Vec<usize>,
@@ -87,6 +87,23 @@ impl TransitionBatch {
     /// The same transitions with the advantages of the rollout batch's samples.
     pub fn with_advantages(&self, of_samples: &[f64]) -> Self {
         Self { advantages: self.samples.iter().map(|&sample| of_samples[sample]).collect(), ..self.clone() }
+    }
+
+    /// Some of the entries.
+    pub fn select(&self, entries: &[usize]) -> Self {
+        let parts: Vec<Self> = entries.iter().map(|&i| self.range(i, i + 1)).collect();
+        let stack = |of: &dyn Fn(&Self) -> Tensor<5>| Tensor::cat(parts.iter().map(of).collect(), 0);
+        let old: Vec<Tensor<5>> = parts.iter().filter_map(|part| part.old_velocity.clone()).collect();
+        Self {
+            latents: stack(&|part| part.latents.clone()),
+            next_latents: stack(&|part| part.next_latents.clone()),
+            old_velocity: if old.is_empty() { None } else { Some(Tensor::cat(old, 0)) },
+            samples: entries.iter().map(|&i| self.samples[i]).collect(),
+            steps: entries.iter().map(|&i| self.steps[i]).collect(),
+            old_log_probs: entries.iter().map(|&i| self.old_log_probs[i]).collect(),
+            advantages: entries.iter().map(|&i| self.advantages[i]).collect(),
+            conditioning: self.conditioning.select(entries),
+        }
     }
 
     /// Entries `from..to` alone.

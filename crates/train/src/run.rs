@@ -13,6 +13,7 @@ use crate::run_folder::RunFolder;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::trainer::Trainer;
+use crate::watchdog::Watchdog;
 use burn::tensor::Device;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -182,18 +183,22 @@ impl Progress<'_> {
     fn train(&mut self, trainer: &mut Trainer, first: u64, watch: &mut Watch<'_>) -> Result<()> {
         let iterations = trainer.settings.train.iterations as u64;
         let mut done = first;
+        let mut watchdog = Watchdog::default();
         let mut result = self.evaluate_if_due(trainer, done, watch);
         while result.is_ok() && done < iterations {
             result = trainer.stop.check().and_then(|()| iteration(trainer, done, watch)).and_then(|metrics| {
                 self.folder.log(&metrics)?;
                 watch(Event::Iteration(&metrics));
+                for warning in watchdog.look(&metrics, trainer.settings.train.clip_range) {
+                    watch(Event::Warning(&warning));
+                }
                 done += 1;
                 self.evaluate_if_due(trainer, done, watch)?;
                 self.save_if_due(trainer, done)
             });
         }
-        if let Err(Error::Stopped { .. }) = result {
-            // an iteration that was stopped has changed nothing
+        if let Err(Error::Stopped { .. } | Error::NotFinite { .. }) = result {
+            // an iteration that ended so has changed nothing
             self.save(trainer, done)?;
         }
         result.map_err(|error| interrupted(error, self.folder, done))

@@ -54,6 +54,14 @@ pub struct Trainer {
     pub device: Device,
 }
 
+/// What an update changes.
+#[derive(Debug, Clone)]
+pub struct TrainerState {
+    weights: Vec<Tensor<1>>,
+    optimizer: AdamW,
+    ema: Option<Ema>,
+}
+
 impl Trainer {
     /// Loads the model, encodes all prompts, drops the text encoder, and puts the policy in place.
     ///
@@ -129,6 +137,18 @@ impl Trainer {
     pub fn score(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
         let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(|(&prompt, frames)| Sample { prompt, frames }).collect();
         Ok(self.reward.score(&batch).into_iter().collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// Everything that an update changes; cheap handles.
+    pub fn state(&self) -> TrainerState {
+        TrainerState { weights: self.policy.params().snapshot(), optimizer: self.optimizer.clone(), ema: self.ema.clone() }
+    }
+
+    /// Goes back to an earlier state.
+    pub fn restore(&mut self, state: TrainerState) {
+        self.policy.params().restore(&state.weights);
+        self.optimizer = state.optimizer;
+        self.ema = state.ema;
     }
 
     /// The averaged weights, or the present ones where no average is kept.

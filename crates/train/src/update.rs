@@ -39,6 +39,12 @@ pub struct UpdateMetrics {
     pub grad_norm: f64,
     /// Share of transitions whose ratio is outside the clip range.
     pub clip_fraction: f64,
+    /// (sample, step) of transitions without a finite log-probability: they were left out.
+    #[serde(skip)]
+    pub skipped: Vec<(usize, usize)>,
+    /// Whether the gradient was not finite: nothing was changed then.
+    #[serde(skip)]
+    pub is_skipped: bool,
 }
 
 impl UpdateMetrics {
@@ -68,6 +74,16 @@ impl Objective {
     ) {
         let transitions = self.transitions(&batch.steps);
         let replayed = batch.replay(policy, &self.schedule, &transitions, true);
+        let (usable, unusable): (Vec<usize>, Vec<usize>) =
+            (0..batch.len()).partition(|&i| (replayed.log_probs[i] - batch.old_log_probs[i]).is_finite());
+        if !unusable.is_empty() {
+            // once more without them: in one graph, their gradient of 0 times infinity would reach the weights
+            metrics.skipped.extend(unusable.iter().map(|&i| (batch.samples[i], batch.steps[i])));
+            if !usable.is_empty() {
+                self.backward(policy, &batch.select(&usable), count, gradients, metrics);
+            }
+            return;
+        }
         let change = self.velocity_change(batch, &replayed);
         let terms = self.terms(batch, &replayed, &transitions, change.as_ref());
         let scale = 1.0 / count as f64;
@@ -120,7 +136,7 @@ impl Objective {
 
 /// One update over all `batches` (micro-batches of one update).
 ///
-/// A gradient that is not finite changes nothing; `grad_norm` tells.
+/// A gradient that is not finite changes nothing; `is_skipped` tells.
 pub fn update(
     policy: &Policy,
     optimizer: &mut AdamW,
@@ -133,6 +149,7 @@ pub fn update(
     gradients.all_reduce(collective);
     metrics.grad_norm = gradients.clip(optimizer.config.max_grad_norm);
     if !metrics.grad_norm.is_finite() {
+        metrics.is_skipped = true;
         return metrics;
     }
     optimizer.step(policy.params(), &gradients);

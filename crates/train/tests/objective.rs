@@ -2,11 +2,13 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::{ClippedLoss, Key, LossWeight, LossWeights, NoiseLevel, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use train::collective::Alone;
 use train::optimizer::GradientSum;
+use train::optimizer::{AdamW, AdamWConfig};
 use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch};
 use train::rollout::{Start, rollout};
-use train::update::{Objective, accumulate};
+use train::update::{Objective, accumulate, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
 use wan::transformer::{TransformerConfig, WanTransformer};
@@ -155,4 +157,41 @@ fn sensitivity_is_the_gradient_of_the_log_probability() {
         let expected = t.sensitivity() * noise / elements;
         assert!((length / expected - 1.0).abs() < 1e-4, "sample {i}: {length:e} against {expected:e}");
     }
+}
+
+/// One sample whose latents are not finite: the others give the gradient that they give alone.
+#[test]
+fn a_sample_without_log_probability_is_left_out() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    let batch = transitions(&policy, &objective, 3.0);
+    let mut poisoned = batch.clone();
+    let bad = tensor::<5>(9, [1, 4, 3, 4, 4]).mul_scalar(f64::INFINITY);
+    poisoned.next_latents =
+        Tensor::cat(vec![batch.next_latents.clone().narrow(0, 0, 2), bad, batch.next_latents.clone().narrow(0, 3, 1)], 0);
+    let (found, metrics) = accumulate(&policy, &objective, &[poisoned]);
+    assert_eq!(metrics.skipped, vec![(2, batch.steps[2])]);
+    assert_eq!(metrics.ratio, vec![1.0; SAMPLES - 1]);
+    // the sample stays in the denominator
+    let (mut expected, _) = accumulate(&policy, &objective, &[batch.select(&[0, 1, 3])]);
+    expected.sums.iter_mut().flatten().for_each(|sum| *sum = sum.clone().mul_scalar(0.75));
+    for (a, b) in found.sums.iter().zip(&expected.sums) {
+        let (a, b) = (a.as_ref().expect("gradient"), b.as_ref().expect("gradient"));
+        let worst = f64::from(to_floats((a.clone() - b.clone()).abs().max())[0]);
+        assert!(worst < 1e-6 * expected.norm(), "{worst:e}");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    let batch = transitions(&policy, &objective, 1.0);
+    let mut optimizer = AdamW::new(AdamWConfig::default(), policy.params());
+    let before: Vec<_> = policy.params().snapshot().into_iter().map(to_floats).collect();
+    let infinite = batch.with_advantages(&[f64::INFINITY, 1.0, -1.0, 0.5]);
+    let metrics = update(&policy, &mut optimizer, None, &objective, &[infinite], &Alone);
+    assert!(metrics.is_skipped && optimizer.updates == 0);
+    let after: Vec<_> = policy.params().snapshot().into_iter().map(to_floats).collect();
+    assert_eq!(before, after);
+    assert!(!update(&policy, &mut optimizer, None, &objective, &[batch], &Alone).is_skipped);
+    assert_eq!(optimizer.updates, 1);
 }

@@ -139,6 +139,9 @@ pub struct TrainSettings {
     /// Updates between two steps of the average.
     #[serde(default = "default::ema_every")]
     pub ema_every: usize,
+    /// Share of an iteration's samples or updates that may be left out because they are not finite; more of them end the run.
+    #[serde(default = "default::max_skipped")]
+    pub max_skipped: f64,
 }
 
 /// `[eval]`: deterministic sampling of held-out prompts from fixed noise.
@@ -239,6 +242,9 @@ pub(super) mod default {
     }
     pub fn ema_every() -> usize {
         8
+    }
+    pub fn max_skipped() -> f64 {
+        0.1
     }
 }
 

@@ -89,6 +89,8 @@ impl Settings {
         positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
         require((0.0..1.0).contains(&decay), "train.ema_decay", decay, "a number from 0 to below 1", "0 switches it off")?;
+        let share = train.max_skipped;
+        require((0.0..1.0).contains(&share), "train.max_skipped", share, "a share from 0 to below 1", "0.1 is the default")?;
         at_least_one("train.ema_every", train.ema_every, "`ema_decay = 0` switches the average off")
     }
 

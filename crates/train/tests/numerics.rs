@@ -1,0 +1,83 @@
+//! Rewards that are not numbers: the sample is left out and counted, and too many of them end the run with its state kept.
+
+use burn::tensor::Device;
+use reward::{Reward, RewardBreakdown, RewardError, Sample, ShapesReward, Weighted};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use train::Error;
+use train::events::Event;
+use train::iteration::iteration;
+use train::settings::Settings;
+use train::trainer::Trainer;
+use wan::weights::to_floats;
+
+/// The shapes verifier, with NaN for every n-th sample.
+struct Flawed {
+    every: usize,
+    scored: AtomicUsize,
+}
+
+impl Reward for Flawed {
+    fn name(&self) -> &str {
+        "flawed"
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
+        let flaw = |result: Result<RewardBreakdown, RewardError>| {
+            let count = self.scored.fetch_add(1, Ordering::Relaxed) + 1;
+            result.map(|score| if count.is_multiple_of(self.every) { RewardBreakdown { value: f64::NAN, ..score } } else { score })
+        };
+        ShapesReward.score(batch).into_iter().map(flaw).collect()
+    }
+}
+
+/// A trainer of the embedded model on 4 groups of 4, with NaN for every n-th sample.
+fn trainer(every: usize) -> Trainer {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
+    let overrides = [
+        format!("model.path={:?}", model.display().to_string()),
+        "rollout.prompts_per_iteration=4".into(),
+        "rollout.group_size=4".into(),
+        "sampling.num_inference_steps=4".into(),
+        "method.stochastic={ type = \"random\", count = 1, pool = 2 }".into(),
+    ];
+    let settings = Settings::load(None, &overrides).expect("settings");
+    let mut trainer = Trainer::new(settings, &Device::flex()).expect("trainer");
+    trainer.reward = Weighted::new(vec![(1.0, Box::new(Flawed { every, scored: AtomicUsize::new(0) }))]);
+    trainer
+}
+
+fn weights(trainer: &Trainer) -> Vec<f32> {
+    trainer.policy.params().snapshot().into_iter().flat_map(to_floats).collect()
+}
+
+#[test]
+fn a_few_are_left_out() {
+    let mut trainer = trainer(13);
+    let mut warnings = Vec::new();
+    let mut watch = |event: Event<'_>| {
+        if let Event::Warning(text) = event {
+            warnings.push(text.to_owned());
+        }
+    };
+    let skipped: Vec<usize> = (0..3).map(|index| iteration(&mut trainer, index, &mut watch).expect("survives").skipped_samples).collect();
+    assert_eq!(skipped, [1, 1, 1], "samples 13, 26 and 39 of 48");
+    assert_eq!(warnings.len(), 3);
+    assert!(warnings[0].starts_with("iteration 0: the reward of sample 12 (`a "), "{}", warnings[0]);
+    assert_eq!(trainer.optimizer.updates, 6);
+    assert!(weights(&trainer).iter().all(|w| w.is_finite()));
+}
+
+#[test]
+fn too_many_end_the_run() {
+    let mut trainer = trainer(2);
+    let before = weights(&trainer);
+    match iteration(&mut trainer, 0, &mut |_| {}) {
+        Err(error @ Error::NotFinite { skipped: 8, all: 16, .. }) => {
+            assert!(error.to_string().starts_with("8 of 16 samples of iteration 0 are not finite"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(weights(&trainer), before);
+    assert_eq!(trainer.optimizer.updates, 0);
+}
