@@ -25,6 +25,8 @@ pub enum Command {
     Replay(commands::replay::ReplayArgs),
     /// Train the embedded moving-shapes model from scratch.
     Pretrain(commands::pretrain::PretrainArgs),
+    /// Write one HTML file about a run: curves, videos before and after, numbers.
+    Report(commands::report::ReportArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

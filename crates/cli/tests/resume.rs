@@ -2,6 +2,7 @@
 //!
 //! `FLASH_GRPO_KILLS=100 cargo test --release -p flash-grpo --test resume` is the long form.
 #![cfg(unix)]
+#![allow(clippy::print_stderr)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ fn finish(command: &mut Command) -> String {
     stderr(&output)
 }
 
-/// Everything that must not depend on interruptions, by name. (Times do, and the recipe names its folder.)
+/// Everything that must not depend on interruptions, by name. (Times do, and the recipe names its folder; the report shows both.)
 fn result(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let newest = format!("checkpoints/iteration-{ITERATIONS:06}");
@@ -66,12 +67,12 @@ fn result(folder: &Path) -> BTreeMap<String, Vec<u8>> {
             let name = path.strip_prefix(folder).expect("below").display().to_string();
             if path.is_dir() {
                 pending.push(path);
-            } else if !name.starts_with("checkpoints") || (name.starts_with(&newest) && !name.ends_with("manifest.json")) {
+            } else if !name.starts_with("checkpoints") || (name.starts_with(&newest) && !name.contains("/manifest.")) {
                 files.insert(name, std::fs::read(path).expect("file"));
             }
         }
     }
-    for varying in [".lock", "timings.jsonl", "summary.json", "recipe.toml"] {
+    for varying in [".lock", "timings.jsonl", "summary.json", "recipe.toml", "report.html"] {
         files.remove(varying);
     }
     files

@@ -1,7 +1,7 @@
 //! Everything that decides the future of a run, in one folder per checkpoint.
 //!
 //! **A checkpoint folder that exists is complete**: it is written under another name, every file and the folder synced, and then
-//! renamed. The manifest holds a checksum of every other file, so that later damage is found too.
+//! renamed. The manifest holds a checksum of every other file, and a file beside it that of the manifest, so that later damage is found too.
 
 use crate::checks::CheckReport;
 use crate::error::{Error, Result};
@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use wan::weights::{WeightFiles, to_floats, write_atomically, write_safetensors};
 
 const MANIFEST: &str = "manifest.json";
+/// Checksum of the manifest.
+const MANIFEST_SUM: &str = "manifest.sha256";
 const STATE: &str = "training_state.safetensors";
 /// Version of the layout.
 const FORMAT: u32 = 1;
@@ -106,7 +108,9 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
         files,
     };
     let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
-    write_atomically(&beside.join(MANIFEST), format!("{text}\n").as_bytes())?;
+    let text = format!("{text}\n");
+    write_atomically(&beside.join(MANIFEST), text.as_bytes())?;
+    write_atomically(&beside.join(MANIFEST_SUM), format!("{}\n", hex(Sha256::digest(&text))).as_bytes())?;
     sync(&beside).map_err(wrap)?;
     fault::point("checkpoint-manifest");
     remove(&target).map_err(wrap)?;
@@ -146,6 +150,10 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self> {
         let damaged = |reason: String| Error::Checkpoint { path: path.into(), reason, hint: DAMAGED };
         let text = std::fs::read_to_string(path.join(MANIFEST)).map_err(|e| damaged(format!("`{MANIFEST}`: {e}")))?;
+        let sum = std::fs::read_to_string(path.join(MANIFEST_SUM)).map_err(|e| damaged(format!("`{MANIFEST_SUM}`: {e}")))?;
+        if sum.trim_end() != hex(Sha256::digest(&text)) {
+            return Err(damaged(format!("`{MANIFEST}` does not have the checksum that `{MANIFEST_SUM}` holds")));
+        }
         let manifest: Manifest = serde_json::from_str(&text).map_err(|e| damaged(format!("`{MANIFEST}`: {e}")))?;
         if manifest.format != FORMAT {
             return Err(damaged(format!("`{MANIFEST}`: layout {} is not layout {FORMAT} of this version", manifest.format)));
@@ -232,8 +240,11 @@ fn file_records(dir: &Path) -> std::io::Result<BTreeMap<String, FileRecord>> {
 fn record(path: &Path) -> std::io::Result<FileRecord> {
     let mut hasher = Sha256::new();
     let bytes = std::io::copy(&mut File::open(path)?, &mut hasher)?;
-    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(FileRecord { bytes, sha256 })
+    Ok(FileRecord { bytes, sha256: hex(hasher.finalize()) })
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The checkpoints of `dir`, oldest first.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::events::{Event, Watch};
+use crate::guards::{self, ClipGuards};
 use crate::iteration::mean;
 use crate::trainer::Trainer;
 use burn::tensor::{Tensor, TensorData};
@@ -18,11 +19,32 @@ use wan::pipeline::denoise;
 pub struct Evaluated {
     /// Id among the evaluation's prompts.
     pub prompt: usize,
+    /// The prompt itself.
+    pub text: String,
     /// Its reward.
     pub reward: RewardBreakdown,
-    /// The clip, for the first sample of the first prompts only.
+    /// The clip, for the first sample of a few prompts only.
     #[serde(skip)]
     pub frames: Option<Frames>,
+    /// Name of the clip's file in `samples/`, if it was written.
+    #[serde(default)]
+    pub video: Option<String>,
+}
+
+/// All evaluated samples.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// In the order of (sample, prompt).
+    pub samples: Vec<Evaluated>,
+    /// What the reward does not see, see [`guards`].
+    pub guards: BTreeMap<String, f64>,
+}
+
+impl Evaluation {
+    /// Mean reward.
+    pub fn reward(&self) -> f64 {
+        mean(self.samples.iter().map(|sample| sample.reward.value))
+    }
 }
 
 /// Samples and scores every held-out prompt with the policy's present weights.
@@ -31,26 +53,33 @@ pub struct Evaluated {
 ///
 /// # Errors
 /// A sample that cannot be scored; a request to stop.
-pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<Evaluation> {
     let settings = &trainer.settings;
     let samples: Vec<(usize, usize)> = (0..settings.eval.samples_per_prompt)
         .flat_map(|sample| (0..trainer.eval_prompts.len()).map(move |prompt| (prompt, sample)))
         .collect();
     watch(Event::Phase { name, total: samples.len() as u64 });
-    let mut results = Vec::with_capacity(samples.len());
+    let (mut results, mut seen) = (Vec::with_capacity(samples.len()), Vec::with_capacity(samples.len()));
     for chunk in samples.chunks(settings.rollout.micro_batch) {
         trainer.stop.check()?;
         let clips = trainer.decode(sample_latents(trainer, chunk))?;
         let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
         let rewards = trainer.score(&texts, &clips)?;
         for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
-            let shown = sample == 0 && prompt < settings.eval.videos;
-            results.push(Evaluated { prompt, reward, frames: shown.then_some(clip) });
+            let shown = sample == 0 && is_shown(prompt, trainer.eval_prompts.len(), settings.eval.videos);
+            seen.push((prompt, ClipGuards::of(&clip)));
+            let text = trainer.eval_prompts.texts[prompt].clone();
+            results.push(Evaluated { prompt, text, reward, frames: shown.then_some(clip), video: None });
         }
         watch(Event::Progress(results.len() as u64));
     }
     watch(Event::Done);
-    Ok(results)
+    Ok(Evaluation { samples: results, guards: guards::summarise(&seen) })
+}
+
+/// Whether `prompt` is one of `videos` that lie evenly among `prompts`.
+fn is_shown(prompt: usize, prompts: usize, videos: usize) -> bool {
+    (0..videos).any(|i| i * prompts / videos == prompt)
 }
 
 /// Latents of (prompt, sample) pairs.
@@ -83,6 +112,10 @@ pub struct Comparison {
     pub eval_reward_interval: [f64; 2],
     /// Means of the parts, before and after.
     pub components: BTreeMap<String, [f64; 2]>,
+    /// What the reward does not see, before and after.
+    pub guards: BTreeMap<String, [f64; 2]>,
+    /// A sentence for each of them that changed suspiciously.
+    pub alarms: Vec<String>,
     /// Prompts compared.
     pub num_prompts: usize,
     /// Samples compared.
@@ -93,7 +126,9 @@ pub struct Comparison {
 ///
 /// # Panics
 /// If the two evaluations are of different samples.
-pub fn compare(before: &[Evaluated], after: &[Evaluated], resamplings: usize, seed: u64) -> Comparison {
+pub fn compare(before: &Evaluation, after: &Evaluation, resamplings: usize, seed: u64) -> Comparison {
+    let guards = before.guards.iter().filter_map(|(name, b)| Some((name.clone(), [*b, *after.guards.get(name)?]))).collect();
+    let (before, after) = (&before.samples, &after.samples);
     assert_eq!(before.len(), after.len(), "evaluations of different samples");
     let mut by_prompt: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for (b, a) in before.iter().zip(after) {
@@ -112,6 +147,8 @@ pub fn compare(before: &[Evaluated], after: &[Evaluated], resamplings: usize, se
         eval_reward_difference: of(after) - of(before),
         eval_reward_interval: bootstrap(&differences, resamplings, seed),
         components,
+        alarms: guards::alarms(&guards),
+        guards,
         num_prompts: differences.len(),
         num_samples: before.len(),
     }
@@ -130,6 +167,15 @@ pub fn bootstrap(values: &[f64], resamplings: usize, seed: u64) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shown_prompts_lie_evenly() {
+        let shown = |prompts, videos| (0..prompts).filter(|&p| is_shown(p, prompts, videos)).collect::<Vec<_>>();
+        assert_eq!(shown(18, 4), [0, 4, 9, 13]);
+        assert_eq!(shown(2, 2), [0, 1]);
+        assert!(shown(3, 0).is_empty());
+        assert_eq!(shown(2, 5), [0, 1]);
+    }
 
     #[test]
     fn the_interval_of_a_mean_is_that_of_a_normal() {

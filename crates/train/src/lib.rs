@@ -9,6 +9,7 @@ mod error;
 pub mod evaluate;
 pub mod events;
 mod fault;
+pub mod guards;
 pub mod iteration;
 pub mod optimizer;
 pub mod policy;

@@ -22,8 +22,9 @@ use grpo::{ClippedLoss, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, 
 use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use wan::text::PromptEmbeds;
+use wan::transformer::TransformerConfig;
 use wan::weights::{WeightFiles, to_floats, write_views};
 
 const METADATA_KEY: &str = "flash_grpo";
@@ -69,6 +70,8 @@ pub enum NamedNoiseLevel {
 
 /// A file of recorded transitions, ready to be replayed.
 pub struct Recording {
+    /// The file.
+    pub path: PathBuf,
     /// The header.
     pub header: Header,
     /// Schedule, loss and weights.
@@ -154,7 +157,33 @@ impl Recording {
         }
         let count = whole.len();
         let batches = (0..count).step_by(micro_batch).map(|from| whole.range(from, (from + micro_batch).min(count))).collect();
-        Ok(Self { header, objective, batches })
+        Ok(Self { path: path.into(), header, objective, batches })
+    }
+
+    /// Whether a network of these sizes can replay the transitions.
+    ///
+    /// # Errors
+    /// Latents or prompts of other sizes.
+    pub fn check_fits(&self, config: &TransformerConfig) -> Result<()> {
+        let Some(batch) = self.batches.first() else { return Ok(()) };
+        let ([_, channels, frames, height, width], [t, h, w]) = (batch.latents.dims(), config.patch_size);
+        let text = batch.conditioning.prompts.embeds.dims()[2];
+        if channels != config.in_channels || !frames.is_multiple_of(t) || !height.is_multiple_of(h) || !width.is_multiple_of(w) {
+            let reason = format!(
+                "`latents` has {channels} channels of {frames}x{height}x{width}, the model {} and patches of {t}x{h}x{w}",
+                config.in_channels
+            );
+            return Err(Error::recording(&self.path, reason, "replay with the model that was recorded"));
+        }
+        if frames.max(height).max(width) > config.rope_max_seq_len {
+            let reason = format!("`latents` of {frames}x{height}x{width} go beyond the model's {} positions", config.rope_max_seq_len);
+            return Err(Error::recording(&self.path, reason, "replay with the model that was recorded"));
+        }
+        if text != config.text_dim {
+            let reason = format!("`prompt_embeds` has {text} features, the model {}", config.text_dim);
+            return Err(Error::recording(&self.path, reason, "replay with the model that was recorded"));
+        }
+        Ok(())
     }
 
     /// Evaluates the transitions under the policy's present weights, without changing them.
@@ -167,6 +196,11 @@ impl Recording {
 
 impl Header {
     fn objective(&self, sigmas: Vec<f32>, path: &Path) -> Result<Objective> {
+        for (name, value) in [("guidance_scale", self.guidance_scale), ("advantage_clip", self.advantage_clip)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Error::recording(path, format!("`{name}` is {value}, expected 0 or a positive number"), HINT));
+            }
+        }
         let noise_level = match &self.noise_level {
             NamedNoiseLevel::Full(level) => *level,
             NamedNoiseLevel::Name(name) => NoiseLevel::named(name)
@@ -188,6 +222,18 @@ impl Header {
 fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device) -> Result<TransitionBatch> {
     let latents: Tensor<5> = read(files, "latents", path, device)?;
     let count = latents.dims()[0];
+    let same = |name: &str| -> Result<Tensor<5>> {
+        let tensor: Tensor<5> = read(files, name, path, device)?;
+        let (found, expected) = (tensor.dims(), latents.dims());
+        if found == expected {
+            Ok(tensor)
+        } else {
+            Err(Error::recording(path, format!("`{name}` has shape {found:?}, `latents` {expected:?}"), HINT))
+        }
+    };
+    if latents.dims().contains(&0) {
+        return Err(Error::recording(path, format!("`latents` has shape {:?}", latents.dims()), HINT));
+    }
     let list = |name: &str| -> Result<Vec<f64>> {
         let values: Vec<f64> = files.floats(name)?.into_iter().map(f64::from).collect();
         if values.len() == count {
@@ -195,14 +241,21 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
         }
         Err(Error::recording(path, format!("`{name}` has {} entries, `latents` has {count}", values.len()), HINT))
     };
-    let embeds = |name: &str| -> Result<PromptEmbeds> { Ok(PromptEmbeds::from_padded(read(files, name, path, device)?)) };
+    let embeds = |name: &str| -> Result<PromptEmbeds> {
+        let padded: Tensor<3> = read(files, name, path, device)?;
+        let [rows, length, features] = padded.dims();
+        if (rows != count && !(rows == 1 && name.starts_with("negative"))) || length == 0 || features == 0 {
+            return Err(Error::recording(path, format!("`{name}` has shape {:?} for {count} samples", padded.dims()), HINT));
+        }
+        Ok(PromptEmbeds::from_padded(padded))
+    };
     let guided = header.guidance_scale != 1.0;
     let negative = if guided { Some(embeds("negative_prompt_embeds")?) } else { None };
     let clip = header.advantage_clip;
     Ok(TransitionBatch {
-        next_latents: read(files, "next_latents", path, device)?,
+        next_latents: same("next_latents")?,
+        old_velocity: if header.ratio == RatioKind::Normalised { Some(same("old_velocity")?) } else { None },
         latents,
-        old_velocity: if header.ratio == RatioKind::Normalised { Some(read(files, "old_velocity", path, device)?) } else { None },
         samples: (0..count).collect(),
         steps: list("step")?.into_iter().map(|step| step as usize).collect(),
         old_log_probs: list("old_log_prob")?,

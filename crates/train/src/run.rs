@@ -6,9 +6,9 @@
 use crate::checkpoint::{self, Checkpoint, Position};
 use crate::checks::{CheckReport, self_check};
 use crate::error::{Error, Result};
-use crate::evaluate::{Comparison, Evaluated, compare, evaluate};
+use crate::evaluate::{Comparison, Evaluation, compare, evaluate};
 use crate::events::{Event, Watch};
-use crate::iteration::{iteration, mean};
+use crate::iteration::iteration;
 use crate::run_folder::RunFolder;
 use crate::settings::Settings;
 use crate::stop::Stop;
@@ -47,6 +47,7 @@ pub struct Summary {
 /// Where what was trained lies in the run folder.
 const ADAPTER: &str = "adapter";
 const BEFORE: &str = "evaluation-before.json";
+const AFTER: &str = "evaluation-after.json";
 
 /// How a run begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -140,25 +141,26 @@ fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: 
 }
 
 /// The base on the held-out prompts: measured once per run.
-fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch: &mut Watch<'_>) -> Result<Evaluation> {
     let samples = trainer.eval_prompts.len() * trainer.settings.eval.samples_per_prompt;
-    let known: Option<Vec<Evaluated>> = if resumed { folder.read_json(BEFORE) } else { None };
-    if let Some(known) = known.filter(|known| known.len() == samples) {
+    let known: Option<Evaluation> = if resumed { folder.read_json(BEFORE) } else { None };
+    if let Some(known) = known.filter(|known| known.samples.len() == samples) {
         return Ok(known);
     }
-    let before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
-    folder.videos(&before, "before", &trainer.eval_prompts.texts)?;
+    let mut before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
+    folder.videos(&mut before, "before")?;
     folder.write_json(BEFORE, &before)?;
     Ok(before)
 }
 
 /// The averaged weights on the held-out prompts; they stay in the policy.
-fn evaluation_after(trainer: &Trainer, folder: &RunFolder, watch: &mut Watch<'_>) -> Result<Vec<Evaluated>> {
+fn evaluation_after(trainer: &Trainer, folder: &RunFolder, watch: &mut Watch<'_>) -> Result<Evaluation> {
     let exported = trainer.exported_weights();
     trainer.policy.params().restore(&exported);
     let iterations = trainer.settings.train.iterations as u64;
-    let after = evaluate(trainer, "evaluation after", watch).map_err(|error| interrupted(error, folder, iterations))?;
-    folder.videos(&after, "after", &trainer.eval_prompts.texts)?;
+    let mut after = evaluate(trainer, "evaluation after", watch).map_err(|error| interrupted(error, folder, iterations))?;
+    folder.videos(&mut after, "after")?;
+    folder.write_json(AFTER, &after)?;
     Ok(after)
 }
 
@@ -212,7 +214,7 @@ impl Progress<'_> {
             return Ok(());
         }
         let evaluated = trainer.policy.with_weights(&trainer.exported_weights(), || evaluate(trainer, "evaluation", watch))?;
-        let reward = mean(evaluated.iter().map(|e| e.reward.value));
+        let reward = evaluated.reward();
         self.folder.log_eval(done, reward)?;
         self.evaluated = Some((done, reward));
         Ok(())

@@ -1,7 +1,7 @@
 //! The folder of one run: its lock, logs, videos and results.
 
 use crate::error::{Error, Result};
-use crate::evaluate::Evaluated;
+use crate::evaluate::Evaluation;
 use crate::fault;
 use crate::iteration::IterationMetrics;
 use crate::settings::Settings;
@@ -125,16 +125,17 @@ impl RunFolder {
         file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|e| self.wrap(e))
     }
 
-    /// Videos of the first prompts, and one sheet of them.
+    /// Writes videos of a few prompts, and one sheet of them; the samples get to know their files.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn videos(&self, evaluated: &[Evaluated], when: &str, prompts: &[String]) -> Result<()> {
+    pub fn videos(&self, evaluation: &mut Evaluation, when: &str) -> Result<()> {
         let mut shown = Vec::new();
-        for sample in evaluated {
+        for sample in &mut evaluation.samples {
             let Some(frames) = &sample.frames else { continue };
-            let name = file_name(&prompts[sample.prompt]);
-            video::write(self.path.join(format!("samples/{:02}-{name}-{when}.mp4", sample.prompt)), frames, FPS)?;
+            let name = format!("{:02}-{}-{when}.mp4", sample.prompt, file_name(&sample.text));
+            video::write(self.path.join("samples").join(&name), frames, FPS)?;
+            sample.video = Some(name);
             shown.push(frames);
         }
         if !shown.is_empty() {

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use common::{Golden, assert_close, golden_dir, relative_error};
 use wan::lora::{self, Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
-use wan::transformer::{WanTransformer, time};
+use wan::transformer::{TransformerConfig, WanTransformer, time};
 use wan::weights::to_floats;
 
 /// rel = max|a-b| / max|ref|, for forward passes in f32 (golden/README.md).
@@ -253,5 +253,29 @@ fn attention_backward_matches_the_materialised_form() {
     for (ours, plain) in ours.iter().zip(&plain) {
         let error = relative_error(ours, plain);
         assert!(error < 3e-6, "relative error {error:e}");
+    }
+}
+
+#[test]
+fn matches_reference_sizes_of_the_released_models() {
+    for (folder, file, parameters) in [
+        ("Wan2.1-T2V-1.3B-Diffusers", "wan2.1-t2v-1.3b", 1_418_996_800_usize),
+        ("Wan2.1-T2V-14B-Diffusers", "wan2.1-t2v-14b", 14_288_491_584),
+    ] {
+        let real = golden_dir().join("real");
+        let config = TransformerConfig::load(&real.join(format!("{file}.transformer.config.json"))).expect("config");
+        assert_eq!(Some(&config), TransformerConfig::released(folder).as_ref());
+        assert_eq!(config.num_parameters(), parameters);
+        let text = std::fs::read_to_string(real.join(format!("{file}.transformer.shapes.json"))).expect("shapes");
+        let shapes: std::collections::BTreeMap<String, Vec<usize>> = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(shapes.values().map(|shape| shape.iter().product::<usize>()).sum::<usize>(), parameters);
+        let layers = config.linear_layers();
+        for (name, inputs, outputs) in &layers {
+            let shape = &shapes[&format!("{name}.weight")];
+            assert_eq!((shape[0], shape[1..].iter().product()), (*outputs, *inputs), "{name}");
+        }
+        // a weight of two or more axes is that of a linear layer, or a table
+        let matrices = shapes.iter().filter(|(name, shape)| shape.len() > 1 && !name.contains("scale_shift_table")).count();
+        assert_eq!(matrices, layers.len());
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use clap::Args;
 use std::path::PathBuf;
-use train::evaluate::{Evaluated, compare, evaluate};
+use train::evaluate::{Evaluation, compare, evaluate};
 use train::trainer::Trainer;
 
 /// Arguments of `eval`.
@@ -55,10 +55,13 @@ pub fn run_command(args: &EvalArgs) -> Result<()> {
     for (name, [before, after]) in &comparison.components {
         println!("  {name:<16} {before:.3} -> {after:.3}");
     }
+    for alarm in &comparison.alarms {
+        println!("look at the videos: {alarm}");
+    }
     Ok(())
 }
 
-fn print_one(evaluated: &[Evaluated], json: bool) -> Result<()> {
+fn print_one(evaluated: &Evaluation, json: bool) -> Result<()> {
     let comparison = compare(evaluated, evaluated, 1, 0);
     let components: serde_json::Map<String, serde_json::Value> =
         comparison.components.iter().map(|(name, [value, _])| (name.clone(), (*value).into())).collect();
@@ -66,6 +69,7 @@ fn print_one(evaluated: &[Evaluated], json: bool) -> Result<()> {
         let report = serde_json::json!({
             "eval_reward": comparison.eval_reward_before,
             "components": components,
+            "guards": evaluated.guards,
             "num_prompts": comparison.num_prompts,
             "num_samples": comparison.num_samples,
         });

@@ -4,5 +4,6 @@ pub mod eval;
 pub mod inspect;
 pub mod pretrain;
 pub mod replay;
+pub mod report;
 pub mod sample;
 pub mod train;

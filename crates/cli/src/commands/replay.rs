@@ -44,6 +44,7 @@ pub fn run_command(args: &ReplayArgs) -> Result<()> {
     let device = Device::flex();
     let recording = Recording::load(&args.rollouts, args.micro_batch, &device)?;
     let transformer = WanTransformer::load(&args.model.join("transformer"), &device, DType::F32)?;
+    recording.check_fits(&transformer.config)?;
     let lora = match &args.lora {
         Some(path) => Some(wan::lora::load(path, &transformer.linears)?.attach(&transformer.linears, &device)?),
         None => None,

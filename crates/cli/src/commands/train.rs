@@ -1,5 +1,6 @@
 //! `flash-grpo train`: aligns a model as a recipe says.
 
+use super::report::write_report;
 use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
@@ -69,9 +70,13 @@ pub fn run_command(args: &TrainArgs) -> Result<()> {
     signals::listen(&stop)?;
     let mut bars = Bars::default();
     let summary = run(settings, &begin, &stop, &Device::flex(), &mut |event| bars.show(event))?;
+    write_report(&dir, &dir.join(REPORT))?;
     print(&summary, &dir, &base);
     Ok(())
 }
+
+/// Name of the page in the run folder.
+const REPORT: &str = "report.html";
 
 /// The recipe, and where the run starts.
 fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
@@ -118,9 +123,13 @@ fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     for (name, [before, after]) in &c.components {
         println!("  {name:<16} {before:.3} -> {after:.3}");
     }
+    for alarm in &c.alarms {
+        println!("look at the videos: {alarm}");
+    }
     let training = summary.seconds.get("training").copied().unwrap_or_default();
     println!("{} iterations, {} updates, {training:.0} s of training", summary.iterations, summary.updates);
     println!("videos before and after: {}", dir.join("samples").display());
+    println!("everything on one page: {}", dir.join(REPORT).display());
     let (base, trained) = (base.display(), dir.join(summary.adapter));
     println!("\nload it in Python:\n");
     if trained.join("transformer").is_dir() {
