@@ -25,6 +25,8 @@ pub enum Command {
     Replay(commands::replay::ReplayArgs),
     /// Train the embedded moving-shapes model from scratch.
     Pretrain(commands::pretrain::PretrainArgs),
+    /// Run recipes side by side, at equal compute, over several seeds.
+    Compare(commands::compare::CompareArgs),
     /// Write one HTML file about a run: curves, videos before and after, numbers.
     Report(commands::report::ReportArgs),
     /// Make a video from a prompt.

@@ -51,6 +51,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Inspect(args) => commands::inspect::run_command(&args),
         Command::Replay(args) => commands::replay::run_command(&args),
         Command::Pretrain(args) => commands::pretrain::run_command(&args),
+        Command::Compare(args) => commands::compare::run_command(&args),
         Command::Report(args) => commands::report::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }

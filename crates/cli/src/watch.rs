@@ -7,10 +7,16 @@ use train::events::Event;
 /// Draws a bar per phase where stderr is a terminal, and one line per iteration.
 #[derive(Debug, Default)]
 pub struct Bars {
+    quiet: bool,
     bar: Option<ProgressBar>,
 }
 
 impl Bars {
+    /// Bars and warnings only.
+    pub fn quiet() -> Self {
+        Self { quiet: true, ..Self::default() }
+    }
+
     /// A line above the bar.
     fn line(&self, text: &str) {
         match &self.bar {
@@ -33,6 +39,7 @@ impl Bars {
                     bar.finish_and_clear();
                 }
             }
+            Event::Iteration(_) | Event::Note(_) if self.quiet => {}
             Event::Iteration(m) => self.line(&format!(
                 "iteration {:>4}  reward {:.3} (spread within groups {:.3})  grad norm {:.3}  clipped {:.2}  ratio deviation {:e}",
                 m.iteration, m.reward_mean, m.reward_group_std, m.grad_norm, m.clip_fraction, m.ratio_deviation

@@ -48,12 +48,16 @@ fn commands_of_the_readme_work() {
             assert!(root().join(command.split(' ').nth(1).unwrap_or_default()).exists(), "{command}");
             continue;
         }
-        let short = if name == "train" { SHORT } else { "" };
+        let short = match name.as_str() {
+            "train" => SHORT.to_owned(),
+            "compare" => format!("{SHORT} --seeds 1 --budget 1iterations").replace("--set train.iterations=1", ""),
+            _ => String::new(),
+        };
         let output = shell(&format!("flash-grpo {command}{short}"), folder.path()).output().expect("a shell");
         assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
         ran.push(name);
     }
-    for name in ["train", "sample", "eval", "inspect", "replay"] {
+    for name in ["train", "sample", "eval", "inspect", "replay", "compare", "report"] {
         assert!(ran.iter().any(|ran| ran == name), "the README shows no `{name}`: {ran:?}");
     }
     let run = folder.path().join("runs/moving-shapes");

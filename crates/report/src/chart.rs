@@ -10,6 +10,15 @@ pub struct Series {
     pub name: String,
     /// (x, y), in the order of x.
     pub points: Vec<(f64, f64)>,
+    /// (x, low, high): a band around the line; may be empty.
+    pub band: Vec<(f64, f64, f64)>,
+}
+
+impl Series {
+    /// A line without a band.
+    pub fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
+        Self { name: name.into(), points, band: Vec::new() }
+    }
 }
 
 /// Colours that differ in hue and in brightness, also to colour-blind eyes (Okabe and Ito 2008, the brighter ones darkened).
@@ -37,7 +46,10 @@ pub fn smooth(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
 
 /// A chart of all series; empty if there is nothing to draw. `y` fixes the vertical range.
 pub fn lines(title: &str, series: &[Series], y: Option<Range<f64>>) -> String {
-    let points = || series.iter().flat_map(|series| &series.points).filter(|(x, y)| x.is_finite() && y.is_finite());
+    let finite = |(x, y): &(f64, f64)| x.is_finite() && y.is_finite();
+    let ends = |series: &Series| series.band.iter().flat_map(|&(x, low, high)| [(x, low), (x, high)]).collect::<Vec<_>>();
+    let points: Vec<(f64, f64)> = series.iter().flat_map(|s| s.points.iter().copied().chain(ends(s))).filter(finite).collect();
+    let points = || points.iter();
     let (Some(xs), Some(ys)) = (range(points().map(|(x, _)| *x)), range(points().map(|(_, y)| *y))) else {
         return String::new();
     };
@@ -53,6 +65,17 @@ pub fn lines(title: &str, series: &[Series], y: Option<Range<f64>>) -> String {
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}
+
+/// A number as short as it can be read.
+fn number(value: f64) -> String {
+    let text = match value.abs() {
+        size if size != 0.0 && size < 1e-3 => return format!("{value:.1e}"),
+        size if size < 10.0 => format!("{value:.3}"),
+        _ => format!("{value:.1}"),
+    };
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    if short == "-0" { "0".into() } else { short.into() }
 }
 
 /// A range that holds all values, and is not empty.
@@ -80,7 +103,7 @@ fn draw(
         .caption(title, font(16))
         .margin(8)
         .x_label_area_size(28)
-        .y_label_area_size(52)
+        .y_label_area_size(60)
         .build_cartesian_2d(x, y)
         .map_err(map)?;
     chart
@@ -88,13 +111,17 @@ fn draw(
         .light_line_style(TRANSPARENT)
         .bold_line_style(INK.mix(0.25))
         .axis_style(INK)
-        .label_style(font(12))
+        .label_style(font(14))
+        .x_label_formatter(&|x| number(*x))
+        .y_label_formatter(&|y| number(*y))
         .x_labels(6)
         .y_labels(6)
         .draw()
         .map_err(map)?;
     for (i, line) in series.iter().enumerate() {
         let color = COLORS[i % COLORS.len()];
+        let edge = line.band.iter().map(|&(x, low, _)| (x, low)).chain(line.band.iter().rev().map(|&(x, _, high)| (x, high)));
+        chart.draw_series([Polygon::new(edge.collect::<Vec<_>>(), color.mix(0.15))]).map_err(map)?;
         let points = line.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite());
         let drawn = chart.draw_series(LineSeries::new(points, color.stroke_width(2))).map_err(map)?;
         if series.len() > 1 {
@@ -106,7 +133,7 @@ fn draw(
             .configure_series_labels()
             .border_style(TRANSPARENT)
             .position(SeriesLabelPosition::UpperLeft)
-            .label_font(font(12))
+            .label_font(font(14))
             .draw()
             .map_err(map)?;
     }

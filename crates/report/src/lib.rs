@@ -4,6 +4,7 @@
 //! [`page`] writes.
 
 pub mod chart;
+pub mod comparison;
 pub mod load;
 pub mod page;
 
@@ -26,6 +27,19 @@ pub enum Error {
 
 /// The crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The page about a comparison, from its `table.json`.
+///
+/// # Errors
+/// A table that is not one.
+pub fn comparison_html(table: &serde_json::Value) -> Result<String> {
+    let table = serde_json::from_value(table.clone()).map_err(|e| Error::File {
+        path: "table.json".into(),
+        reason: e.to_string(),
+        hint: "make the comparison anew; finished runs are not made again",
+    })?;
+    Ok(comparison::render(&table))
+}
 
 /// The page about the run in `folder`, finished or not.
 ///

@@ -12,6 +12,18 @@ const WINDOW: usize = 10;
 
 /// The whole page.
 pub fn render(run: &Run) -> String {
+    let main = html! {
+        (alarms(run))
+        (videos(&run.videos))
+        section { h2 { "Curves" } (figures(charts(run))) }
+        (numbers(run))
+        section { h2 { "Recipe" } details { summary { "the resolved recipe, complete" } pre { (run.recipe) } } }
+    };
+    document(&run.name, outcome(run), main)
+}
+
+/// A page of ours: nothing of it comes from elsewhere.
+pub(crate) fn document(title: &str, head: Markup, main: Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -19,22 +31,18 @@ pub fn render(run: &Run) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:";
-                title { (run.name) " - flash-grpo" }
+                title { (title) " - flash-grpo" }
                 style { (PreEscaped(include_str!("style.css"))) }
             }
-            body {
-                header { h1 { (run.name) } (outcome(run)) }
-                main {
-                    (alarms(run))
-                    (videos(&run.videos))
-                    section { h2 { "Curves" } div.charts { @for chart in charts(run) { figure { (PreEscaped(chart)) } } } }
-                    (numbers(run))
-                    section { h2 { "Recipe" } details { summary { "the resolved recipe, complete" } pre { (run.recipe) } } }
-                }
-            }
+            body { header { h1 { (title) } (head) } main { (main) } }
         }
     };
     page.into_string()
+}
+
+/// Charts beside each other, as many as fit.
+pub(crate) fn figures(charts: Vec<String>) -> Markup {
+    html! { div.charts { @for chart in charts { figure { (PreEscaped(chart)) } } } }
 }
 
 fn number(value: &Value, key: &str) -> Option<f64> {
@@ -124,7 +132,7 @@ fn video(bytes: &[u8], label: &str) -> Markup {
 /// One value per iteration.
 fn series(run: &Run, name: &str, of: impl Fn(&Value) -> Option<f64>) -> Series {
     let point = |line: &Value| Some((number(line, "iteration")?, of(line)?));
-    Series { name: name.into(), points: run.metrics.iter().filter_map(point).collect() }
+    Series::line(name, run.metrics.iter().filter_map(point).collect())
 }
 
 fn charts(run: &Run) -> Vec<String> {
@@ -133,7 +141,7 @@ fn charts(run: &Run) -> Vec<String> {
     let mut reward = vec![smoothed(Series { name: format!("rollouts, mean of {WINDOW}"), ..metric("reward_mean") })];
     if !run.evals.is_empty() {
         let point = |line: &Value| Some((number(line, "iteration")?, number(line, "eval_reward")?));
-        reward.push(Series { name: "held-out".into(), points: run.evals.iter().filter_map(point).collect() });
+        reward.push(Series::line("held-out", run.evals.iter().filter_map(point).collect()));
     }
     let all = [
         lines("reward", &reward, None),
@@ -165,7 +173,7 @@ fn parts(run: &Run) -> Vec<Series> {
 fn times(run: &Run) -> Vec<Series> {
     let of = |phase: &str| {
         let point = |line: &Value| Some((number(line, "iteration")?, line.get("seconds")?.get(phase)?.as_f64()?));
-        Series { name: phase.into(), points: run.timings.iter().filter_map(point).collect() }
+        Series::line(phase, run.timings.iter().filter_map(point).collect())
     };
     ["rollout", "reward", "update"].map(of).into_iter().filter(|series| !series.points.is_empty()).collect()
 }

@@ -93,6 +93,14 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// A comparison of recipes.
+    #[error("{reason}\nhint: {hint}")]
+    Compare {
+        /// What is wrong.
+        reason: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// A file of recorded rollouts.
     #[error("`{path}`: {reason}\nhint: {hint}", path = path.display())]
     Recording {

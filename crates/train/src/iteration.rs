@@ -23,7 +23,7 @@ pub struct IterationMetrics {
     pub iteration: u64,
     /// Optimizer updates made so far.
     pub updates: u64,
-    /// Model forwards of one sample so far, rollouts and replays (a replay counts 3: forward and backward).
+    /// Model forwards of one sample, rollouts and replays (a replay counts 3: forward and backward); guidance doubles them.
     pub forwards: u64,
     /// Mean reward of the rollouts.
     pub reward_mean: f64,
@@ -136,9 +136,20 @@ impl Batch {
             latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
             conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
             plans: &self.plans[chunk.clone()],
+            leaders: self.leaders(trainer, chunk),
             step_noise: &step_noise,
         };
         rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
+    }
+
+    /// See [`Start::leaders`].
+    fn leaders(&self, trainer: &Trainer, chunk: &Range<usize>) -> Vec<usize> {
+        let first = |sample: usize| {
+            let group = trainer.layout.samples(trainer.layout.prompt(sample)).start;
+            group.max(chunk.start) - chunk.start
+        };
+        let own = |sample: usize| sample - chunk.start;
+        chunk.clone().map(|sample| if trainer.settings.shares_prefix() { first(sample) } else { own(sample) }).collect()
     }
 
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
@@ -269,7 +280,7 @@ impl Batch {
         IterationMetrics {
             iteration: self.index,
             updates: trainer.optimizer.updates,
-            forwards: (self.index + 1) * self.forwards(trainer),
+            forwards: self.forwards(trainer, rollouts),
             reward_mean: mean(values.iter().copied()),
             reward_std: std_of(&values),
             reward_group_std: mean(groups.iter().copied()),
@@ -287,10 +298,9 @@ impl Batch {
         }
     }
 
-    /// Forwards of this iteration in units of one sample; guidance doubles them, a replay with backward counts three.
-    fn forwards(&self, trainer: &Trainer) -> u64 {
+    fn forwards(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> u64 {
         let trained: usize = self.plans.iter().map(|plan| plan.trained.len()).sum();
-        let sampled = self.plans.len() * trainer.objective.schedule.num_steps();
+        let sampled: usize = rollouts.iter().map(|rollouts| rollouts.velocities).sum();
         let branches = if trainer.settings.sampling.guidance_scale == 1.0 { 1 } else { 2 };
         (branches * (sampled + 3 * trained)) as u64
     }

@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod checks;
 pub mod collective;
+pub mod compare;
 mod error;
 pub mod evaluate;
 pub mod events;

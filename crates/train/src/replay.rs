@@ -26,10 +26,21 @@ pub struct Conditioning {
 impl Conditioning {
     /// The guided velocity under the policy's present weights, with the text's keys and values computed once.
     pub fn velocity<'a>(&self, policy: &'a Policy, record: bool) -> GuidedVelocity<'a> {
+        let all: Vec<usize> = (0..self.prompt_of.len()).collect();
+        self.velocity_of(policy, &self.text(policy, record), &all)
+    }
+
+    /// The text's keys and values.
+    pub fn text(&self, policy: &Policy, record: bool) -> GuidedText {
         let negative = self.negative.as_ref().filter(|_| self.guidance_scale != 1.0);
-        let text = GuidedText::new(&policy.transformer, &self.prompts, negative, record);
+        GuidedText::new(&policy.transformer, &self.prompts, negative, record)
+    }
+
+    /// The guided velocity of some of the samples, computed as that of all of them is.
+    pub fn velocity_of<'a>(&self, policy: &'a Policy, text: &GuidedText, samples: &[usize]) -> GuidedVelocity<'a> {
         let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * TYPICAL_TOKENS);
-        GuidedVelocity::new(&policy.transformer, &text, &self.prompt_of, self.guidance_scale, batching)
+        let prompts: Vec<usize> = samples.iter().map(|&sample| self.prompt_of[sample]).collect();
+        GuidedVelocity::new(&policy.transformer, text, &prompts, self.guidance_scale, batching)
     }
 
     /// The conditioning of some of the samples.

@@ -13,6 +13,9 @@ pub struct Start<'a> {
     pub conditioning: Conditioning,
     /// The steps of each sample.
     pub plans: &'a [StepPlan],
+    /// For each sample the first one of the batch that starts from the same latents with the same prompt: until the first of them draws
+    /// noise, they are one and are computed once. The sample itself where nothing is to be shared.
+    pub leaders: Vec<usize>,
     /// eps of (sample, step): D standard normal deviates, a function of its arguments.
     pub step_noise: &'a dyn Fn(usize, usize) -> Vec<f32>,
 }
@@ -26,22 +29,54 @@ pub struct Rollouts {
     pub transitions: Vec<TransitionBatch>,
     /// mean over stochastic transitions of `(x' - mean)^2 / std^2`: 1 up to sampling error if the step really is stochastic.
     pub noise_power: f64,
+    /// Velocities that were computed: model forwards of one sample, without guidance.
+    pub velocities: usize,
 }
 
 /// Runs all steps. Every step is x' = a x + b v + std eps, per sample; deterministic ones have std = 0.
 pub fn rollout(policy: &Policy, schedule: &Schedule, noise_level: &NoiseLevel, start: Start<'_>) -> Rollouts {
-    let velocity_of = start.conditioning.velocity(policy, false);
+    let text = start.conditioning.text(policy, false);
     let mut latents = start.latents.clone();
-    let mut recorder = Recorder::default();
+    let (mut recorder, mut velocities) = (Recorder::default(), 0);
     for step in 0..schedule.num_steps() {
-        let timesteps = vec![schedule.timestep(step); start.plans.len()];
-        let velocity = velocity_of.velocity(latents.clone(), &timesteps);
+        let (rows, places) = start.distinct(step);
+        velocities += rows.len();
+        let velocity_of = start.conditioning.velocity_of(policy, &text, &rows);
+        let velocity = velocity_of.velocity(pick(&latents, &rows), &vec![schedule.timestep(step); rows.len()]);
+        let velocity = pick(&velocity, &places);
         let transitions: Vec<Transition> = start.plans.iter().map(|plan| transition(plan, schedule, noise_level, step)).collect();
         let next = draw(&latents, &velocity, &transitions, step, start.step_noise);
         recorder.record(step, &start, &transitions, [&latents, &velocity, &next]);
         latents = next;
     }
-    Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches(&start.conditioning) }
+    Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches(&start.conditioning), velocities }
+}
+
+impl Start<'_> {
+    /// The samples that differ at `step`, and for each sample its place among them.
+    fn distinct(&self, step: usize) -> (Vec<usize>, Vec<usize>) {
+        let together = |sample: usize| {
+            let leader = self.leaders[sample];
+            let mut group = self.plans.iter().zip(&self.leaders).filter(|(_, l)| **l == leader);
+            group.all(|(plan, _)| step <= plan.prefix_len())
+        };
+        let own = |&sample: &usize| self.leaders[sample] == sample || !together(sample);
+        let rows: Vec<usize> = (0..self.plans.len()).filter(own).collect();
+        let place = |sample: usize| {
+            let of = if own(&sample) { sample } else { self.leaders[sample] };
+            rows.iter().position(|&row| row == of).unwrap_or_default()
+        };
+        let places = (0..self.plans.len()).map(place).collect();
+        (rows, places)
+    }
+}
+
+/// Rows `indices` of `x`.
+fn pick(x: &Tensor<5>, indices: &[usize]) -> Tensor<5> {
+    if indices.iter().copied().eq(0..x.dims()[0]) {
+        return x.clone();
+    }
+    Tensor::cat(indices.iter().map(|&i| x.clone().narrow(0, i, 1)).collect(), 0)
 }
 
 /// The law of one step of one rollout.

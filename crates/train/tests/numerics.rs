@@ -81,3 +81,23 @@ fn too_many_end_the_run() {
     assert_eq!(weights(&trainer), before);
     assert_eq!(trainer.optimizer.updates, 0);
 }
+
+/// The prefix that the rollouts of a prompt have in common, computed once or for each of them.
+#[test]
+fn a_shared_prefix_changes_nothing() {
+    let run = |shared: bool| {
+        let mut trainer = trainer(usize::MAX);
+        trainer.settings.rollout.shared_prefix = shared;
+        let metrics: Vec<_> = (0..2).map(|index| iteration(&mut trainer, index, &mut |_| {}).expect("iteration")).collect();
+        (weights(&trainer), metrics)
+    };
+    let ((plain, all), (cheap, fewer)) = (run(false), run(true));
+    assert_eq!(plain, cheap);
+    for (all, fewer) in all.iter().zip(&fewer) {
+        assert_eq!(fewer.ratio_deviation, 0.0);
+        assert_eq!((all.reward_mean, all.loss, all.grad_norm), (fewer.reward_mean, fewer.loss, fewer.grad_norm));
+        // 16 samples of 4 steps, 3 for the replay of one; 12 of them follow their group's first for 1 or 2 steps
+        assert_eq!(all.forwards, 16 * (4 + 3));
+        assert!((16 * 7 - 24..=16 * 7 - 12).contains(&fewer.forwards), "{}", fewer.forwards);
+    }
+}

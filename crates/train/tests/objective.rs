@@ -67,7 +67,13 @@ fn transitions(policy: &Policy, objective: &Objective, guidance_scale: f64) -> T
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
     let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
-    let start = Start { latents: tensor(4, [SAMPLES, 4, 3, 4, 4]), conditioning, plans: &plans, step_noise: &step_noise };
+    let start = Start {
+        latents: tensor(4, [SAMPLES, 4, 3, 4, 4]),
+        conditioning,
+        plans: &plans,
+        leaders: (0..SAMPLES).collect(),
+        step_noise: &step_noise,
+    };
     let rollouts = rollout(policy, &objective.schedule, &objective.noise_level, start);
     rollouts.transitions[0].with_advantages(&[1.0, -0.5, 0.75, -1.25])
 }

@@ -80,7 +80,13 @@ impl Case {
         let noise = self.golden.floats("sde_noise").expect("noise");
         let elements = noise.len() / SAMPLES;
         let step_noise = |sample: usize, _step: usize| noise[sample * elements..(sample + 1) * elements].to_vec();
-        let start = Start { latents: self.tensor("x_init"), conditioning: self.conditioning(), plans: &plans, step_noise: &step_noise };
+        let start = Start {
+            latents: self.tensor("x_init"),
+            conditioning: self.conditioning(),
+            plans: &plans,
+            leaders: (0..SAMPLES).collect(),
+            step_noise: &step_noise,
+        };
         rollout(policy, &self.schedule(), &NoiseLevel::Linear { eta: 1.0 }, start)
     }
 

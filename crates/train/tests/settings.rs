@@ -143,8 +143,8 @@ fn the_default_recipe_resolves_completely() {
 
 #[test]
 fn every_recipe_loads_and_survives_its_own_resolution() {
-    for entry in std::fs::read_dir(recipe_path("")).unwrap() {
-        let path = entry.unwrap().path();
+    let entries = ["", "moving_shapes"].into_iter().flat_map(|folder| std::fs::read_dir(recipe_path(folder)).unwrap());
+    for path in entries.map(|entry| entry.unwrap().path()) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if !name.ends_with(".toml") || name.starts_with("pretrain") {
             continue;
@@ -154,6 +154,21 @@ fn every_recipe_loads_and_survives_its_own_resolution() {
         assert_eq!(settings, again, "{name}");
         assert_eq!(settings.step_table().unwrap().len(), settings.sampling.num_inference_steps);
     }
+}
+
+#[test]
+fn recipes_of_a_comparison_differ_in_their_method_alone() {
+    let base = Settings::load(None, &[]).unwrap();
+    let mut methods = Vec::new();
+    for entry in std::fs::read_dir(recipe_path("moving_shapes")).unwrap() {
+        let settings = Settings::load(Some(&entry.unwrap().path()), &[]).unwrap_or_else(|error| panic!("{error}"));
+        for change in settings.changes_since(&base) {
+            assert!(change.key.starts_with("method.") || change.key == "output_dir", "{}: {change}", settings.output_dir.display());
+        }
+        assert!(!methods.contains(&settings.recipe()), "{} is there twice", settings.output_dir.display());
+        methods.push(settings.recipe());
+    }
+    assert_eq!(methods.len(), 9);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The subcommands: each has its arguments and a function `run`.
 
+pub mod compare;
 pub mod eval;
 pub mod inspect;
 pub mod pretrain;

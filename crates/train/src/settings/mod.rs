@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use grpo::{Recipe, Schedule};
+use grpo::{InitialNoise, Recipe, Schedule, StepSharing};
 use serde::{Deserialize, Serialize};
 
 mod changes;
@@ -108,6 +108,12 @@ impl Settings {
     /// As [`Settings::schedule`].
     pub fn eval_schedule(&self) -> Result<Schedule, grpo::Error> {
         Schedule::new(self.sampling.grid, self.eval.num_inference_steps, self.sampling.shift)
+    }
+
+    /// Whether the rollouts of a prompt have a prefix in common, which is computed once.
+    pub fn shares_prefix(&self) -> bool {
+        let same_noise = self.method.initial_noise == InitialNoise::SharedInGroup;
+        self.rollout.shared_prefix && same_noise && self.method.sharing != StepSharing::PerRollout
     }
 
     /// The method as a value.

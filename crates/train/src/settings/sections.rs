@@ -93,6 +93,11 @@ pub struct RolloutSettings {
     /// Samples that run through the network at once.
     #[serde(default = "default::micro_batch")]
     pub micro_batch: usize,
+    /// Compute what the rollouts of a prompt have in common once: everything up to their stochastic step, if they start from the same
+    /// noise and share that step; else there is nothing to share. The results are the same, bit for bit, where a sample's velocity does
+    /// not depend on the rest of the batch (CPU, f32).
+    #[serde(default = "default::shared_prefix")]
+    pub shared_prefix: bool,
 }
 
 /// `[policy]`
@@ -227,6 +232,9 @@ pub(super) mod default {
     }
     pub fn micro_batch() -> usize {
         1
+    }
+    pub fn shared_prefix() -> bool {
+        true
     }
     pub fn updates_per_iteration() -> usize {
         2
