@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use wan::weights::write_atomically;
+use wan::weights::{UNFINISHED, write_atomically};
 
 /// Logs that grow by a line per iteration, and are cut back to the checkpoint when a run is resumed.
 const METRICS: &str = "metrics.jsonl";
@@ -58,6 +58,9 @@ impl RunFolder {
         if occupied && !resume {
             let hint = "continue that run with `--resume`, give another folder with `--output-dir`, or delete it";
             return Err(Error::run_folder(path, "it already holds files", hint));
+        }
+        for folder in [path.to_path_buf(), path.join("adapter"), path.join("adapter/transformer"), path.join("samples")] {
+            remove_unfinished(&folder).map_err(wrap)?;
         }
         Ok(Self { path: path.into(), _lock: lock })
     }
@@ -161,6 +164,13 @@ impl RunFolder {
     fn wrap(&self, reason: impl ToString) -> Error {
         Error::run_folder(&self.path, reason, WRITABLE)
     }
+}
+
+/// Files that a killed process was writing beside their final names.
+fn remove_unfinished(folder: &Path) -> std::io::Result<()> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    let unfinished = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(UNFINISHED)) && path.is_file();
+    entries.flatten().map(|entry| entry.path()).filter(unfinished).try_for_each(std::fs::remove_file)
 }
 
 /// A prompt as part of a file name.

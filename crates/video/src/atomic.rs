@@ -19,18 +19,24 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     sync_folder(folder)
 }
 
+/// How the name of a file begins while it is being written.
+const UNFINISHED: &str = ".writing-";
+
 /// A temporary file with the permissions of an ordinary one: what the user's umask leaves, not just the owner.
 #[cfg(unix)]
 fn builder() -> tempfile::Builder<'static, 'static> {
     use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();
+    builder.prefix(UNFINISHED);
     builder.permissions(std::fs::Permissions::from_mode(0o666));
     builder
 }
 
 #[cfg(not(unix))]
 fn builder() -> tempfile::Builder<'static, 'static> {
-    tempfile::Builder::new()
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(UNFINISHED);
+    builder
 }
 
 /// The rename itself is on disk only once the folder is.

@@ -420,6 +420,9 @@ pub fn write_params(path: &Path, params: &ParamSet) -> Result<()> {
     write_safetensors(path, &tensors, Some(HashMap::from([("format".to_owned(), "pt".to_owned())])))
 }
 
+/// How the name of a file begins while it is being written.
+pub const UNFINISHED: &str = ".writing-";
+
 /// Writes a file so that a reader sees the old or the new content, never a part: beside, fsync, rename, fsync the folder.
 ///
 /// # Errors
@@ -428,7 +431,7 @@ pub fn write_atomically(path: &Path, data: &[u8]) -> Result<()> {
     use std::io::Write;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let wrap = |e| Error::write(path, e);
-    let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(dir).map_err(wrap)?;
+    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(dir).map_err(wrap)?;
     file.write_all(data).map_err(wrap)?;
     file.as_file().sync_all().map_err(wrap)?;
     make_readable(file.path()).map_err(wrap)?;
