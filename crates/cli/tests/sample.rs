@@ -28,7 +28,7 @@ fn refused(command: &mut Command) -> String {
 
 /// max|a-b| / max|b| of a tensor of `file` and one of the golden pipeline.
 fn error(file: &Path, name: &str, golden_name: &str) -> f32 {
-    let golden = WeightFiles::open_file(&golden_dir().join("golden/pipeline.safetensors")).expect("golden file");
+    let golden = WeightFiles::open_file(&golden_dir().join("pipeline.safetensors")).expect("golden file");
     let ours = WeightFiles::open_file(file).expect("our file");
     assert_eq!(ours.shape(name), golden.shape(golden_name));
     let (a, b) = (ours.floats(name).expect(name), golden.floats(golden_name).expect(golden_name));
@@ -40,7 +40,7 @@ fn error(file: &Path, name: &str, golden_name: &str) -> f32 {
 fn matches_reference_pipeline_through_files() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let path = |name: &str| dir.path().join(name);
-    let golden = WeightFiles::open_file(&golden_dir().join("golden/pipeline.safetensors")).expect("golden file");
+    let golden = WeightFiles::open_file(&golden_dir().join("pipeline.safetensors")).expect("golden file");
     let start = (golden.shape("latents_initial").expect("shape"), golden.floats("latents_initial").expect("floats"));
     write_safetensors(&path("start.safetensors"), &BTreeMap::from([("latents".to_owned(), start)]), None).expect("write");
 
@@ -105,10 +105,7 @@ fn bad_input_gets_one_clear_message() {
         "error: cannot read `nowhere`: No such file or directory (os error 2)\nhint: check the path; a model folder has the diffusers layout (model_index.json, transformer/, vae/, text_encoder/, tokenizer/, scheduler/)\n"
     );
     assert_eq!(with(&["--fps", "0"]), "error: fps is `0`: it must be above 0 and at most 1000\nhint: Wan videos play at 16\n");
-    assert!(
-        with(&["--init-latents", "golden/pipeline.safetensors"])
-            .starts_with("error: `golden/pipeline.safetensors`: no tensor `latents`\nhint: ")
-    );
+    assert!(with(&["--init-latents", "pipeline.safetensors"]).starts_with("error: `pipeline.safetensors`: no tensor `latents`\nhint: "));
     assert!(with(&["--solver", "heun"]).contains("[possible values: unipc, euler]"));
 
     let missing = refused(sample(&output).args(["--prompt", "snow", "--model", "wan-tiny/vae"]));

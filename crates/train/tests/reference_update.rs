@@ -30,7 +30,7 @@ struct Case {
 
 impl Case {
     fn open(name: &str, guidance_scale: f64, clip_range: f64, rectified: bool, advantage: AdvantageScale) -> Self {
-        let golden = WeightFiles::open_file(&golden_dir().join(format!("golden/{name}.safetensors"))).expect("golden file");
+        let golden = WeightFiles::open_file(&golden_dir().join(format!("{name}.safetensors"))).expect("golden file");
         Self { golden, guidance_scale, clip_range, rectified, advantage }
     }
 

@@ -20,7 +20,7 @@ fn text_encoder() -> TextEncoder {
 }
 
 fn reference() -> WeightFiles {
-    WeightFiles::open_file(&golden("golden/text_encoder.safetensors")).expect("golden file")
+    WeightFiles::open_file(&golden("text_encoder.safetensors")).expect("golden file")
 }
 
 fn values<const D: usize>(x: &Tensor<D>) -> Vec<f32> {
@@ -63,7 +63,7 @@ struct TokenCase {
 
 #[test]
 fn matches_reference_tokens() {
-    let text = std::fs::read_to_string(golden("golden/text_tokens.json")).expect("golden file");
+    let text = std::fs::read_to_string(golden("text_tokens.json")).expect("golden file");
     let cases: TokenCases = serde_json::from_str(&text).expect("valid");
     let tokenizer = PromptTokenizer::load(&golden("wan-tiny/tokenizer")).expect("tokenizer");
     for case in &cases.items {
@@ -115,7 +115,7 @@ fn matches_reference_without_padding() {
 #[test]
 fn matches_reference_prompt_embeds() {
     let encoder = text_encoder();
-    let text = std::fs::read_to_string(golden("golden/text_tokens.json")).expect("golden file");
+    let text = std::fs::read_to_string(golden("text_tokens.json")).expect("golden file");
     let cases: TokenCases = serde_json::from_str(&text).expect("valid");
     let prompts: Vec<&str> = cases.items[..3].iter().map(|case| case.prompt.as_str()).collect();
     let embeds = encoder.encode(&prompts, 512).expect("encodes");

@@ -20,7 +20,7 @@ struct Reference(WeightFiles);
 
 impl Reference {
     fn open(name: &str) -> Self {
-        Self(WeightFiles::open_file(&golden(&format!("golden/{name}.safetensors"))).expect("golden file"))
+        Self(WeightFiles::open_file(&golden(&format!("{name}.safetensors"))).expect("golden file"))
     }
 
     fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {

@@ -14,7 +14,7 @@ struct Golden(WeightFiles);
 
 impl Golden {
     fn open(name: &str) -> Self {
-        Self(WeightFiles::open_file(&folder().join(format!("golden/{name}.safetensors"))).expect("golden file"))
+        Self(WeightFiles::open_file(&folder().join(format!("{name}.safetensors"))).expect("golden file"))
     }
 
     fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {

@@ -14,9 +14,9 @@ pub fn golden_dir() -> PathBuf {
 pub struct Golden(WeightFiles);
 
 impl Golden {
-    /// Opens `golden/golden/NAME.safetensors`.
+    /// Opens `golden/NAME.safetensors`.
     pub fn open(name: &str) -> Self {
-        let path = golden_dir().join("golden").join(format!("{name}.safetensors"));
+        let path = golden_dir().join(format!("{name}.safetensors"));
         Self(WeightFiles::open_file(&path).unwrap_or_else(|e| panic!("{e}")))
     }
 
