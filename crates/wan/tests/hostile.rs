@@ -185,3 +185,18 @@ fn shards_stay_in_their_folder() {
     std::fs::write(&index, deep).expect("write");
     assert!(!survives("nested", || wan::weights::WeightFiles::open_folder(folder.path(), "diffusion_pytorch_model")));
 }
+
+/// Found by spoiling files for ten minutes: the library panics at a template that names a token which the file does not define.
+#[test]
+fn a_template_without_its_token_is_no_panic() {
+    let folder = tempfile::tempdir().expect("folder");
+    let text = std::fs::read_to_string(golden().join("wan-tiny/tokenizer/tokenizer.json")).expect("file");
+    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    let whole = json.to_string();
+    json["post_processor"]["special_tokens"] = json!({});
+    let ids = |text: String| {
+        std::fs::write(folder.path().join("tokenizer.json"), text).expect("write");
+        wan::text::PromptTokenizer::load(folder.path()).and_then(|tokenizer| tokenizer.encode("a red fox", 16)).expect("ids")
+    };
+    assert_eq!(ids(json.to_string()), ids(whole));
+}

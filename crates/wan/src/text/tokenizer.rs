@@ -2,6 +2,7 @@
 
 use super::prompt_clean;
 use crate::error::{Error, Result};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
@@ -36,8 +37,7 @@ impl PromptTokenizer {
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
         let end = tokenizer.token_to_id(END).ok_or_else(|| invalid(format!("no token `{END}`")))?;
-        let empty = tokenizer.encode("", true).map_err(|e| invalid(e.to_string()))?;
-        if empty.get_ids() != [end] {
+        if !appends_end(json) {
             return Err(invalid(format!("its post-processor does not append `{END}`")));
         }
         Ok(Self { tokenizer, path: path.into(), end })
@@ -55,13 +55,11 @@ impl PromptTokenizer {
         let cleaned = prompt_clean(prompt);
         let encoding = self
             .tokenizer
-            .encode(cleaned.as_str(), true)
+            .encode(cleaned.as_str(), false)
             .map_err(|e| Error::invalid(&self.path, format!("cannot encode `{cleaned}` ({e})"), "change the prompt or the tokenizer"))?;
         let mut ids = encoding.get_ids().to_vec();
-        if ids.len() > max_length {
-            ids.truncate(max_length - 1);
-            ids.push(self.end);
-        }
+        ids.truncate(max_length - 1);
+        ids.push(self.end);
         Ok(ids)
     }
 
@@ -79,6 +77,17 @@ impl PromptTokenizer {
     /// The file it was read from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Whether the post-processor is the template "prompt, `</s>`": we append the token ourselves, since the library panics at a template
+/// that names a token it does not define.
+fn appends_end(json: &str) -> bool {
+    let Ok(file) = serde_json::from_str::<Value>(json) else { return false };
+    let single = file.pointer("/post_processor/single").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    match single {
+        [sequence, last] => sequence.get("Sequence").is_some() && last.pointer("/SpecialToken/id").and_then(Value::as_str) == Some(END),
+        _ => false,
     }
 }
 
