@@ -160,3 +160,29 @@ impl Ema {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use wan::param::Slot;
+
+    #[test]
+    fn the_average_follows_its_formula() {
+        let constant = |value: f32| Tensor::<1>::from_data([value, 2.0 * value].as_slice(), &Device::flex());
+        let slot = Slot::new("w".into(), vec![2], constant(1.0));
+        let params = ParamSet::new(vec![slot.clone()]);
+        let mut ema = Ema::new(0.3, &params);
+        let mut expected = 1.0;
+        for n in 1..=6 {
+            slot.set_value(constant(n as f32));
+            ema.update(&params);
+            // the warm-up (1 + n)/(10 + n) stays below 0.3 for two updates
+            let decay = f64::min(0.3, (1.0 + f64::from(n)) / (10.0 + f64::from(n)));
+            expected = decay * expected + (1.0 - decay) * f64::from(n);
+            let average = to_floats(ema.values[0].clone());
+            assert!((f64::from(average[0]) - expected).abs() < 1e-6 && (average[1] - 2.0 * average[0]).abs() < 1e-6, "{n}: {average:?}");
+        }
+        assert_eq!(ema.updates, 6);
+    }
+}
