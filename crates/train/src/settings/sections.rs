@@ -167,7 +167,7 @@ pub struct EvalSettings {
     pub seed: u64,
     /// Resamplings of the paired bootstrap interval.
     pub bootstrap: usize,
-    /// Videos written before and after.
+    /// Videos written before and after, one for a prompt at most.
     pub videos: usize,
 }
 

@@ -99,9 +99,6 @@ impl Settings {
         at_least_one("eval.num_prompts", eval.num_prompts, "the interval needs about 30")?;
         at_least_one("eval.samples_per_prompt", eval.samples_per_prompt, "1 video per prompt is enough with many prompts")?;
         at_least_one("eval.bootstrap", eval.bootstrap, "10000 resamplings take a second")?;
-        let videos = eval.num_prompts.saturating_mul(eval.samples_per_prompt);
-        let hint = format!("the evaluation makes {videos} videos");
-        require(eval.videos <= videos, "eval.videos", eval.videos, &format!("at most {videos}"), &hint)?;
         Schedule::new(self.sampling.grid, eval.num_inference_steps, self.sampling.shift)
             .map_err(|error| from_grpo("eval", &error))
             .map(drop)
