@@ -47,6 +47,17 @@ impl Conditioning {
     pub fn select(&self, samples: &[usize]) -> Self {
         Self { prompt_of: samples.iter().map(|&i| self.prompt_of[i]).collect(), ..self.clone() }
     }
+
+    /// The conditioning of some of the samples, without the prompts of the others.
+    pub fn only(&self, samples: &[usize]) -> Self {
+        let mut used: Vec<usize> = samples.iter().map(|&i| self.prompt_of[i]).collect();
+        let place = |used: &[usize], prompt| used.iter().position(|&p| p == prompt).unwrap_or_default();
+        used.sort_unstable();
+        used.dedup();
+        let negative = self.negative.as_ref().map(|n| if n.batch_size() == 1 { n.clone() } else { n.select(&used) });
+        let prompt_of = samples.iter().map(|&i| place(&used, self.prompt_of[i])).collect();
+        Self { prompts: self.prompts.select(&used), negative, prompt_of, guidance_scale: self.guidance_scale }
+    }
 }
 
 /// Tokens of a small clip; from about 80 such samples on, the two branches run one after the other.
@@ -100,7 +111,7 @@ impl TransitionBatch {
         Self { advantages: self.samples.iter().map(|&sample| of_samples[sample]).collect(), ..self.clone() }
     }
 
-    /// Some of the entries.
+    /// Some of the entries, with nothing of the others.
     pub fn select(&self, entries: &[usize]) -> Self {
         let parts: Vec<Self> = entries.iter().map(|&i| self.range(i, i + 1)).collect();
         let stack = |of: &dyn Fn(&Self) -> Tensor<5>| Tensor::cat(parts.iter().map(of).collect(), 0);
@@ -113,7 +124,7 @@ impl TransitionBatch {
             steps: entries.iter().map(|&i| self.steps[i]).collect(),
             old_log_probs: entries.iter().map(|&i| self.old_log_probs[i]).collect(),
             advantages: entries.iter().map(|&i| self.advantages[i]).collect(),
-            conditioning: self.conditioning.select(entries),
+            conditioning: self.conditioning.only(entries),
         }
     }
 

@@ -101,3 +101,38 @@ fn a_shared_prefix_changes_nothing() {
         assert!((16 * 7 - 24..=16 * 7 - 12).contains(&fewer.forwards), "{}", fewer.forwards);
     }
 }
+
+/// A prompt whose embedding is not finite: its rollouts have no log-probability, the others train on.
+#[test]
+fn rollouts_without_log_probability_are_left_out() {
+    let mut trainer = trainer(usize::MAX);
+    trainer.settings.train.max_skipped = 0.5;
+    let clean = trainer.train_prompts.embeds.embeds.clone();
+    let poisoned = train::prompts::of_iteration(trainer.settings.seed, 0, 4, trainer.train_prompts.len())[1];
+    let [prompts, length, features] = clean.dims();
+    let bad = clean.clone().narrow(0, poisoned, 1).mul_scalar(f64::INFINITY);
+    let parts = [clean.clone().narrow(0, 0, poisoned), bad, clean.clone().narrow(0, poisoned + 1, prompts - poisoned - 1)];
+    let parts = parts.into_iter().filter(|part| part.dims()[0] > 0).collect();
+    trainer.train_prompts.embeds.embeds = burn::tensor::Tensor::cat(parts, 0).reshape([prompts, length, features]);
+    let before = weights(&trainer);
+    let metrics = iteration(&mut trainer, 0, &mut |_| {}).expect("survives");
+    assert_eq!((metrics.skipped_samples, metrics.skipped_updates), (4, 0));
+    let after = weights(&trainer);
+    assert!(after != before && after.iter().all(|w| w.is_finite()));
+}
+
+/// A loss whose gradient is not finite: the updates are left out, and what is trained stays as it was.
+#[test]
+fn updates_without_gradient_are_left_out() {
+    let mut trainer = trainer(usize::MAX);
+    trainer.settings.train.max_skipped = 1.0;
+    let kl_beta = std::mem::replace(&mut trainer.objective.loss.kl_beta, f64::INFINITY);
+    let before = weights(&trainer);
+    let metrics = iteration(&mut trainer, 0, &mut |_| {}).expect("survives");
+    assert_eq!((metrics.skipped_samples, metrics.skipped_updates), (0, 2));
+    assert_eq!((weights(&trainer), trainer.optimizer.updates), (before.clone(), 0));
+    trainer.objective.loss.kl_beta = kl_beta;
+    let metrics = iteration(&mut trainer, 1, &mut |_| {}).expect("goes on");
+    assert_eq!(metrics.skipped_updates, 0);
+    assert!(weights(&trainer) != before);
+}
