@@ -4,6 +4,7 @@
 #![cfg(unix)]
 #![allow(clippy::print_stderr)]
 
+use grpo::random::{Key, Purpose, index_below};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -102,26 +103,19 @@ fn assert_as_if_nothing_had_happened(folder: &Path) {
     assert!(different.is_empty(), "{different:?} differ");
 }
 
-/// Splitmix64: moments that are random, and the same in every test run.
-fn random(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-}
-
 #[test]
 fn killed_at_random_moments() {
     let wanted: usize = std::env::var("FLASH_GRPO_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let duration = reference().1.as_secs_f64();
-    let (mut kills, mut state) = (0, 1);
+    // moments that are random, and the same in every test run
+    let mut rng = Key { seed: 1, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.rng();
+    let mut kills = 0;
     while kills < wanted {
         let folder = tempfile::tempdir().expect("folder");
         let kills_before = kills;
         loop {
             let mut child = train(folder.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program runs");
-            std::thread::sleep(Duration::from_secs_f64(duration * random(&mut state)));
+            std::thread::sleep(Duration::from_secs_f64(duration * index_below(&mut rng, 10_000) as f64 / 10_000.0));
             if kills < wanted && kills < kills_before + 8 && child.try_wait().expect("child").is_none() {
                 child.kill().expect("kill");
                 child.wait().expect("child");
@@ -172,6 +166,21 @@ fn stopped_by_a_signal() {
         assert!(finish(&mut resume).contains("resumed after"));
         assert_as_if_nothing_had_happened(folder.path());
     }
+}
+
+/// The lock is there before the model is loaded: the signal comes during the self-checks or shortly before.
+#[test]
+fn stopped_before_the_first_iteration() {
+    let folder = tempfile::tempdir().expect("folder");
+    let child = train(folder.path()).spawn().expect("the program runs");
+    while !folder.path().join(".lock").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().expect("kill").success());
+    let output = child.wait_with_output().expect("child");
+    assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    finish(&mut train(folder.path()));
+    assert_as_if_nothing_had_happened(folder.path());
 }
 
 #[test]

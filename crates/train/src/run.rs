@@ -78,7 +78,7 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     watch(Event::Note(&describe(&trainer)));
     let checks = match &resumed {
         Some(checkpoint) => checkpoint.manifest.checks.clone(),
-        None => seconds.time("checks", || self_check(&trainer, watch))?,
+        None => seconds.time("checks", || self_check(&trainer, watch)).map_err(|error| interrupted(error, &folder, 0))?,
     };
     watch(Event::Note(&describe_checks(&checks)));
     let logs = resumed.as_ref().map(|checkpoint| checkpoint.manifest.logs.clone()).unwrap_or_default();
