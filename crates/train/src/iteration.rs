@@ -78,8 +78,7 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
     }
     let updates = batch.update(trainer, &transitions, rewards_skipped, watch)?;
     clock.lap("update");
-    let metrics = batch.metrics(trainer, &rollouts, &rewards, &updates, clock);
-    Ok(IterationMetrics { skipped_samples: metrics.skipped_samples + rewards_skipped, ..metrics })
+    Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
 }
 
 /// The samples of an iteration: which prompts, which steps.
@@ -290,7 +289,7 @@ impl Batch {
             kl: over_updates(|u| u.kl),
             grad_norm: over_updates(|u| u.grad_norm),
             clip_fraction: over_updates(|u| u.clip_fraction),
-            skipped_samples: updates.iter().map(|u| u.skipped.len()).sum(),
+            skipped_samples: rewards.len() - values.len() + updates.iter().map(|u| u.skipped.len()).sum::<usize>(),
             skipped_updates: updates.iter().filter(|u| u.is_skipped).count(),
             ratio_deviation: updates.first().map_or(0.0, UpdateMetrics::ratio_deviation),
             noise_power: mean(rollouts.iter().map(|r| r.noise_power)),

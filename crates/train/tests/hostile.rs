@@ -3,6 +3,8 @@
 //! `FLASH_GRPO_FUZZ_SECONDS=600 cargo test --release -p train --test hostile` spends that long on each parser.
 
 use burn::tensor::{DType, Device};
+use grpo::random::{Key, Purpose, index_below};
+use rand_chacha::ChaCha8Rng;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -15,23 +17,23 @@ use train::settings::{DEFAULT_RECIPE, Settings, read_prompt_file};
 use train::trainer::Trainer;
 use wan::transformer::WanTransformer;
 
-/// Splitmix64.
-struct Random(u64);
+/// The project's own generator, from a seed.
+struct Random(ChaCha8Rng);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(Key { seed, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.rng())
+    }
+
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n.max(1) as u64) as usize
+        index_below(&mut self.0, n)
     }
 }
 
 /// Calls `work` `count` times, or for as long as the environment says.
 fn repeatedly(count: usize, mut work: impl FnMut(&mut Random)) {
     let seconds = std::env::var("FLASH_GRPO_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok());
-    let (end, mut random) = (Instant::now() + Duration::from_secs(seconds.unwrap_or(0)), Random(1));
+    let (end, mut random) = (Instant::now() + Duration::from_secs(seconds.unwrap_or(0)), Random::new(1));
     let mut done = 0;
     while done < count || Instant::now() < end {
         work(&mut random);

@@ -4,6 +4,8 @@
 //! `FLASH_GRPO_FUZZ_SECONDS=600 cargo test --release -p wan --test hostile` spends that long on each parser.
 
 use burn::tensor::{DType, Device};
+use grpo::random::{Key, Purpose, index_below};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -14,16 +16,16 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden")
 }
 
-/// Splitmix64.
-struct Random(u64);
+/// The project's own generator, from a seed.
+struct Random(ChaCha8Rng);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(Key { seed, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.rng())
+    }
+
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
+        index_below(&mut self.0, n)
     }
 }
 
@@ -110,7 +112,7 @@ fn spoiled_configs_are_errors() {
     copy(&golden().join("wan-tiny"), folder.path());
     let files =
         ["transformer/config.json", "vae/config.json", "text_encoder/config.json", "scheduler/scheduler_config.json", "model_index.json"];
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut refused = 0;
     repeatedly(200, |round| {
         let path = folder.path().join(files[round % files.len()]);
@@ -130,7 +132,7 @@ fn spoiled_tokenizers_are_errors() {
     let folder = tempfile::tempdir().expect("folder");
     let original: Value =
         serde_json::from_str(&std::fs::read_to_string(golden().join("wan-tiny/tokenizer/tokenizer.json")).expect("file")).expect("JSON");
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     repeatedly(60, |_| {
         let mut json = original.clone();
         spoil(&mut json, &mut random);
@@ -157,7 +159,7 @@ fn spoiled_weights_and_adapters_are_errors() {
     let path = folder.path().join("adapter_model.safetensors");
     copy(&golden().join("lora/peft"), folder.path());
     let model = wan::transformer::WanTransformer::load(&golden().join("wan-tiny/transformer"), &Device::flex(), DType::F32).expect("model");
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     repeatedly(200, |_| {
         let mut bytes = adapter.clone();
         spoil_bytes(&mut bytes, &mut random);

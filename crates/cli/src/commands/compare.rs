@@ -1,5 +1,6 @@
 //! `flash-grpo compare`: recipes side by side, at equal compute, over several seeds.
 
+use super::report::{PAGE, write_report};
 use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
@@ -76,7 +77,7 @@ pub fn run_command(args: &CompareArgs) -> Result<()> {
     write_atomically(&args.output_dir.join("table.json"), format!("{json}\n").as_bytes())?;
     let text = markdown(&table);
     write_atomically(&args.output_dir.join("table.md"), text.as_bytes())?;
-    let page = args.output_dir.join("report.html");
+    let page = args.output_dir.join(PAGE);
     write_atomically(&page, report::comparison_html(&serde_json::to_value(&table)?)?.as_bytes())?;
     println!("{text}\neverything on one page: {}", page.display());
     Ok(())
@@ -92,7 +93,7 @@ fn make(cell: &Cell, stop: &Stop) -> Result<()> {
     let summary = run(cell.settings.clone(), &begin, stop, &Device::flex(), &mut |event| bars.show(event))?;
     let (difference, [low, high]) = (summary.comparison.eval_reward_difference, summary.comparison.eval_reward_interval);
     eprintln!("  held-out reward {difference:+.3}, 95 % interval [{low:+.3}, {high:+.3}]");
-    super::report::write_report(&cell.settings.output_dir, &cell.settings.output_dir.join("report.html"))
+    write_report(&cell.settings.output_dir, &cell.settings.output_dir.join(PAGE))
 }
 
 fn check_same(cell: &Cell, folder: &Path) -> Result<()> {

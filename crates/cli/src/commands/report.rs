@@ -20,12 +20,15 @@ pub struct ReportArgs {
     watch: Option<u64>,
 }
 
+/// Name of the page in a run or comparison folder.
+pub const PAGE: &str = "report.html";
+
 /// Runs the command.
 ///
 /// # Errors
 /// A folder that holds no run; a page that cannot be written.
 pub fn run_command(args: &ReportArgs) -> Result<()> {
-    let output = args.output.clone().unwrap_or_else(|| args.run.join("report.html"));
+    let output = args.output.clone().unwrap_or_else(|| args.run.join(PAGE));
     write_report(&args.run, &output)?;
     println!("wrote {}", output.display());
     let Some(seconds) = args.watch else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! `flash-grpo train`: aligns a model as a recipe says.
 
-use super::report::write_report;
+use super::report::{PAGE, write_report};
 use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
@@ -70,13 +70,10 @@ pub fn run_command(args: &TrainArgs) -> Result<()> {
     signals::listen(&stop)?;
     let mut bars = Bars::default();
     let summary = run(settings, &begin, &stop, &Device::flex(), &mut |event| bars.show(event))?;
-    write_report(&dir, &dir.join(REPORT))?;
+    write_report(&dir, &dir.join(PAGE))?;
     print(&summary, &dir, &base);
     Ok(())
 }
-
-/// Name of the page in the run folder.
-const REPORT: &str = "report.html";
 
 /// The recipe, and where the run starts.
 fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
@@ -129,7 +126,7 @@ fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     let training = summary.seconds.get("training").copied().unwrap_or_default();
     println!("{} iterations, {} updates, {training:.0} s of training", summary.iterations, summary.updates);
     println!("videos before and after: {}", dir.join("samples").display());
-    println!("everything on one page: {}", dir.join(REPORT).display());
+    println!("everything on one page: {}", dir.join(PAGE).display());
     let (base, trained) = (base.display(), dir.join(summary.adapter));
     println!("\nload it in Python:\n");
     if trained.join("transformer").is_dir() {
