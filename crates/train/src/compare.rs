@@ -5,6 +5,7 @@ use crate::evaluate::{Evaluation, bootstrap};
 use crate::iteration::{mean, std_of};
 use crate::settings::Settings;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -94,7 +95,7 @@ impl Cell {
         self.settings.output_dir.join("summary.json").exists()
     }
 
-    fn json(&self, name: &str) -> Result<Value> {
+    fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let path = self.settings.output_dir.join(name);
         let broken =
             |reason: String| Error::Compare { reason: format!("`{}`: {reason}", path.display()), hint: "delete the folder of that run" };
@@ -190,7 +191,7 @@ pub fn table(cells: &[Cell]) -> Result<Table> {
 }
 
 fn row(name: &str, cells: &[&Cell]) -> Result<Row> {
-    let summaries = cells.iter().map(|cell| cell.json("summary.json")).collect::<Result<Vec<_>>>()?;
+    let summaries = cells.iter().map(|cell| cell.json::<Value>("summary.json")).collect::<Result<Vec<_>>>()?;
     let number = |value: &Value, key: &str| value.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let (before, after): (Vec<f64>, Vec<f64>) =
         summaries.iter().map(|s| (number(s, "eval_reward_before"), number(s, "eval_reward_after"))).unzip();
@@ -237,11 +238,7 @@ fn area(curve: &[(f64, f64)]) -> f64 {
 fn prompt_rewards(cells: &[&Cell]) -> Result<BTreeMap<(u64, usize), f64>> {
     let mut rewards: BTreeMap<(u64, usize), Vec<f64>> = BTreeMap::new();
     for cell in cells {
-        let path = cell.settings.output_dir.join("evaluation-after.json");
-        let broken =
-            |reason: String| Error::Compare { reason: format!("`{}`: {reason}", path.display()), hint: "delete the folder of that run" };
-        let text = std::fs::read_to_string(&path).map_err(|e| broken(e.to_string()))?;
-        let evaluation: Evaluation = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+        let evaluation: Evaluation = cell.json("evaluation-after.json")?;
         for sample in evaluation.samples {
             rewards.entry((cell.settings.seed, sample.prompt)).or_default().push(sample.reward.value);
         }

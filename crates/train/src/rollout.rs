@@ -4,6 +4,7 @@ use crate::policy::Policy;
 use crate::replay::{Conditioning, TransitionBatch, column, evaluate, transition_mean};
 use burn::tensor::{Tensor, TensorData};
 use grpo::{NoiseLevel, Schedule, StepPlan, Transition};
+use wan::guidance::GuidedVelocity;
 
 /// What a batch of rollouts starts from.
 pub struct Start<'a> {
@@ -36,13 +37,19 @@ pub struct Rollouts {
 /// Runs all steps. Every step is x' = a x + b v + std eps, per sample; deterministic ones have std = 0.
 pub fn rollout(policy: &Policy, schedule: &Schedule, noise_level: &NoiseLevel, start: Start<'_>) -> Rollouts {
     let text = start.conditioning.text(policy, false);
+    let mut of_rows: Option<(Vec<usize>, GuidedVelocity<'_>)> = None;
     let mut latents = start.latents.clone();
     let (mut recorder, mut velocities) = (Recorder::default(), 0);
     for step in 0..schedule.num_steps() {
         let (rows, places) = start.distinct(step);
         velocities += rows.len();
-        let velocity_of = start.conditioning.velocity_of(policy, &text, &rows);
-        let velocity = velocity_of.velocity(pick(&latents, &rows), &vec![schedule.timestep(step); rows.len()]);
+        // the text is gathered anew only when other samples become distinct
+        let known = of_rows.take().filter(|(known, _)| *known == rows);
+        let (rows, velocity_of) = of_rows.insert(known.unwrap_or_else(|| {
+            let velocity_of = start.conditioning.velocity_of(policy, &text, &rows);
+            (rows, velocity_of)
+        }));
+        let velocity = velocity_of.velocity(pick(&latents, rows), &vec![schedule.timestep(step); rows.len()]);
         let velocity = pick(&velocity, &places);
         let transitions: Vec<Transition> = start.plans.iter().map(|plan| transition(plan, schedule, noise_level, step)).collect();
         let next = draw(&latents, &velocity, &transitions, step, start.step_noise);
