@@ -63,7 +63,10 @@ fn objective(ratio: RatioKind, kl_beta: f64) -> Objective {
 fn transitions(policy: &Policy, objective: &Objective, guidance_scale: f64) -> TransitionBatch {
     let recipe = Recipe { stochastic: StochasticSteps::Random { count: 1, pool: 4 }, ..Recipe::flash_grpo() };
     let plans: Vec<_> = (0..SAMPLES).map(|i| recipe.plan(1, 0, i as u64 / 2, i as u64 % 2, 6)).collect();
-    let prompts = PromptEmbeds { embeds: tensor(2, [2, 3, 8]), lengths: vec![3, 2], padded_length: 16 };
+    // the second prompt is shorter: its last row is padding
+    let short = Tensor::cat(vec![tensor(5, [1, 2, 8]), Tensor::zeros([1, 1, 8], &Device::flex())], 1);
+    let embeds = Tensor::cat(vec![tensor(2, [1, 3, 8]), short], 0);
+    let prompts = PromptEmbeds { embeds, lengths: vec![3, 2], padded_length: 16 };
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
     let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
