@@ -127,9 +127,10 @@ fn ranked(comparison: &Comparison) -> Vec<Ranked<'_>> {
 const COST_BASE: &str = "flow-grpo";
 
 fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
-    let base = table.rows.iter().find(|row| row.name == COST_BASE).or(table.rows.first());
-    let (forwards, seconds) = base.map_or((f64::NAN, f64::NAN), |base| (base.forwards_per_iteration as f64, base.seconds_per_iteration));
-    let titles = ["recipe", "held-out reward", "against the base", "at 25 %", "at 50 %", "area under the curve", "iterations"];
+    let cost = table.rows.iter().find(|row| row.name == COST_BASE).or(table.rows.first());
+    let (forwards, seconds) = cost.map_or((f64::NAN, f64::NAN), |cost| (cost.forwards_per_iteration as f64, cost.seconds_per_iteration));
+    let against = format!("against {}", table.rows.first().map_or("", |row| &row.name));
+    let titles = ["recipe", "held-out reward", &against, "at 25 %", "at 50 %", "area under the curve", "iterations"];
     let costs = ["forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
     let body = html! {
         table {
@@ -137,7 +138,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
             tbody {
                 @for Ranked { row, style, is_base, .. } in rows {
                     tr {
-                        th scope="row" { (style.swatch()) " " (row.name) @if *is_base { " (base)" } }
+                        th scope="row" { (style.swatch()) " " (row.name) @if *is_base { " (baseline)" } }
                         td { (interval(row.reward)) }
                         td { (difference(row.difference)) }
                         td { (plain(row.reward_at(0.25))) }
@@ -157,7 +158,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
         (wide("result", body))
         p.note {
             "Best first. Held-out reward and area: means over " (table.seeds) " seeds with 95 % intervals (Student's t). "
-            "At 25 and 50 % of the budget: means. In parentheses: cost relative to " (base.map_or("", |base| &base.name)) ". "
+            "At 25 and 50 % of the budget: means. In parentheses: cost relative to " (cost.map_or("", |cost| &cost.name)) ". "
             "Gradient variability: standard deviation of the gradient norm over a run relative to its mean. "
             "A collapse is a seed that ended more than 0.05 below the model it began with."
         }
@@ -253,7 +254,7 @@ fn curves(table: &Table, rows: &[Ranked<'_>]) -> Markup {
 /// Every row by itself with its band, before that of the base.
 fn each(table: &Table, rows: &[Ranked<'_>]) -> Markup {
     let Some(base) = rows.iter().find(|row| row.is_base).filter(|_| rows.len() > 2) else { return html! {} };
-    let base = Series { name: format!("{} (base)", base.row.name), ..base.row.series(Style::BASELINE) };
+    let base = Series { name: format!("{} (baseline)", base.row.name), ..base.row.series(Style::BASELINE) };
     let lines: Vec<Series> = rows.iter().filter(|row| !row.is_base).map(|row| row.row.series(row.style)).collect();
     let y = common_range(lines.iter().chain([&base]));
     let chart = |line: Series| {
