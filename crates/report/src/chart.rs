@@ -226,8 +226,12 @@ pub(crate) fn number(value: f64, step: f64) -> String {
         let text = format!("{value:.1e}");
         return if value == 0.0 { "0".into() } else { text.replace(".0e", "e") };
     }
-    let needed = if step > 0.0 { (0.99 - step.log10()).floor().max(0.0) as usize } else { 0 };
-    let decimals = needed.max(if step > 0.0 || size >= 1000.0 { 0 } else { 3 });
+    let decimals = match size {
+        _ if step > 0.0 => (0.99 - step.log10()).floor().max(0.0) as usize,
+        size if size < 0.01 => 5,
+        size if size < 1000.0 => 3,
+        _ => 0,
+    };
     let text = format!("{value:.decimals$}");
     let short = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     if short == "-0" { "0".into() } else { short.into() }

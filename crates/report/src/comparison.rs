@@ -130,7 +130,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
     let cost = table.rows.iter().find(|row| row.name == COST_BASE).or(table.rows.first());
     let (forwards, seconds) = cost.map_or((f64::NAN, f64::NAN), |cost| (cost.forwards_per_iteration as f64, cost.seconds_per_iteration));
     let against = format!("against {}", table.rows.first().map_or("", |row| &row.name));
-    let titles = ["recipe", "held-out reward", &against, "at 25 %", "at 50 %", "area under the curve", "iterations"];
+    let titles = ["recipe", "held-out reward", &against, "at\u{a0}25\u{a0}%", "at\u{a0}50\u{a0}%", "area under the curve", "iterations"];
     let costs = ["forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
     let body = html! {
         table {
@@ -169,8 +169,8 @@ fn times(ratio: f64) -> String {
     if ratio.is_finite() { format!(" ({ratio:.2}x)") } else { String::new() }
 }
 
-fn interval(Interval { mean, low, high }: Interval) -> String {
-    if mean.is_finite() { format!("{mean:.3} [{low:.3}, {high:.3}]") } else { "-".into() }
+fn interval(Interval { mean, low, high }: Interval) -> Markup {
+    html! { (plain(mean)) @if mean.is_finite() { " " span.interval { (format!("[{low:.3}, {high:.3}]")) } } }
 }
 
 fn difference(difference: Option<Difference>) -> Markup {
@@ -222,10 +222,10 @@ fn differences(rows: &[Ranked<'_>]) -> Markup {
 fn whisker(mean: f64, [low, high]: [f64; 2], (from, to): (f64, f64)) -> Markup {
     let at = |value: f64| format!("{:.1}", 4.0 + 192.0 * (value - from) / (to - from).max(f64::MIN_POSITIVE));
     html! {
-        svg class=(Verdict::of([low, high]).word()) viewBox="0 0 200 16" aria-hidden="true" {
+        svg class=(Verdict::of([low, high]).word()) viewBox="0 0 200 16" preserveAspectRatio="none" aria-hidden="true" {
             line.zero x1=(at(0.0)) x2=(at(0.0)) y1="0" y2="16" {}
             line x1=(at(low)) x2=(at(high)) y1="8" y2="8" {}
-            circle cx=(at(mean)) cy="8" r="4" {}
+            line x1=(at(mean)) x2=(at(mean)) y1="2" y2="14" {}
         }
     }
 }
@@ -315,12 +315,17 @@ fn row_of_runs(runs: &[Run], place: &Path) -> Markup {
 }
 
 /// What came out of each run.
-pub(crate) fn run_table(runs: &[Run], place: &Path) -> Markup {
+fn run_table(runs: &[Run], place: &Path) -> Markup {
+    html! { table { (run_head()) tbody { @for run in runs { (run_row(run, link(run, place))) } } } }
+}
+
+/// The titles above [`run_row`].
+pub(crate) fn run_head() -> Markup {
     html! {
-        table {
-            thead { tr { @for title in ["run", "before", "after", "difference, 95 % interval", "verdict", "iterations", "alarms"] { th scope="col" { (title) } } } }
-            tbody { @for run in runs { (run_row(run, link(run, place))) } }
-        }
+        thead { tr {
+            @for title in ["run", "before", "after", "difference, 95 % interval", "verdict", "iterations"] { th scope="col" { (title) } }
+            th.text scope="col" { "alarms" }
+        } }
     }
 }
 

@@ -109,9 +109,9 @@ pub(crate) fn plain(value: f64) -> String {
     if value.is_finite() { format!("{value:.3}") } else { "-".into() }
 }
 
-/// `+0.158 [+0.117, +0.198]`
-pub(crate) fn signed(mean: f64, [low, high]: [f64; 2]) -> String {
-    format!("{mean:+.3} [{low:+.3}, {high:+.3}]")
+/// `+0.158 [+0.117, +0.198]`; on a phone on two lines.
+pub(crate) fn signed(mean: f64, [low, high]: [f64; 2]) -> Markup {
+    html! { (format!("{mean:+.3}")) " " span.interval { (format!("[{low:+.3}, {high:+.3}]")) } }
 }
 
 pub(crate) fn number(value: &Value, key: &str) -> Option<f64> {

@@ -1,7 +1,7 @@
 //! The page about several runs: a table, their curves in common charts, then each by itself. Comparisons among them come first.
 
 use crate::chart::{Axes, Series, Size, Style, figure, legend};
-use crate::comparison::{self, run_row};
+use crate::comparison::{self, run_head, run_row};
 use crate::load::{Comparison, Run, Subject};
 use crate::page::{Level, WINDOW, document, held_out, method, number, sections, series, wide};
 use maud::{Markup, html};
@@ -45,9 +45,10 @@ fn ranked<'a>(runs: &[&'a Run]) -> Vec<Ranked<'a>> {
     runs.iter().copied().enumerate().map(of).collect()
 }
 
-/// The folder's name, with that of the folder above where two are called alike (`seed-1` of two recipes).
+/// The folder's name, with that of the folder above if any two are called alike (`seed-1` of two recipes).
 fn name(run: &Run, all: &[&Run]) -> String {
-    if all.iter().filter(|other| other.name == run.name).count() < 2 {
+    let alike = |one: &&Run| all.iter().filter(|other| other.name == one.name).count() > 1;
+    if !all.iter().any(alike) {
         return run.name.clone();
     }
     let above = run.folder.canonicalize().ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
@@ -76,12 +77,8 @@ fn together(runs: &[Ranked<'_>]) -> Markup {
 }
 
 fn table(runs: &[Ranked<'_>]) -> Markup {
-    html! {
-        table {
-            thead { tr { @for title in ["run", "before", "after", "difference, 95 % interval", "verdict", "iterations", "alarms"] { th scope="col" { (title) } } } }
-            tbody { @for Ranked { run, name, style } in runs { (run_row(run, html! { (style.swatch()) " " (name) " (" (method(run)) ")" })) } }
-        }
-    }
+    let row = |Ranked { run, name, style }: &Ranked<'_>| run_row(run, html! { (style.swatch()) " " (name) " (" (method(run)) ")" });
+    html! { table { (run_head()) tbody { @for run in runs { (row(run)) } } } }
 }
 
 /// One line per run.
@@ -91,11 +88,11 @@ fn lines(runs: &[Ranked<'_>], of: impl Fn(&Run) -> Series) -> Vec<Series> {
 
 fn charts(runs: &[Ranked<'_>]) -> Vec<Markup> {
     let metric = |title: &str, key: &'static str| {
-        let lines = lines(runs, |run| series(run, 0, "", |line| number(line, key)));
-        chart(&Axes::iterations(title), &lines)
+        let lines = lines(runs, |run| series(run, 0, "", |line| number(line, key)).smooth(WINDOW));
+        chart(&Axes::iterations(&format!("{title}, mean of {WINDOW}")), &lines)
     };
     vec![
-        chart(&Axes::iterations(&format!("reward of the rollouts, mean of {WINDOW}")), &lines(runs, rollouts)),
+        metric("reward of the rollouts", "reward_mean"),
         chart(&Axes { title: "held-out reward", x: "forwards of one sample", y: None }, &lines(runs, by_forwards)),
         metric("spread of the reward within groups", "reward_group_std"),
         metric("gradient norm before clipping", "grad_norm"),

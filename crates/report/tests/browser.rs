@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chromium::{Browser, Page, View, find};
 use serde_json::json;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const VIEWS: [View; 4] = [
@@ -24,7 +25,10 @@ const VIEWS: [View; 4] = [
 fn with_browser(test: impl FnOnce(Browser)) {
     match find() {
         Some(program) => test(Browser::start(&program)),
-        None => eprintln!("skipped: no Chromium on the path; install it, or name it in `CHROMIUM`"),
+        // straight to the terminal: what a test prints otherwise is shown only if it fails
+        None => {
+            let _ = writeln!(std::io::stderr(), "skipped: no Chromium on the path; install it, or name it in `CHROMIUM`");
+        }
     }
 }
 
@@ -56,6 +60,10 @@ const MISFITS: &str = "(() => {
     for (const text of document.querySelectorAll('svg text')) {
         const height = text.getBoundingClientRect().height;
         if (height > 0 && height < 11) wrong.push('too small: ' + text.textContent + ' ' + height);
+    }
+    for (const swatch of document.querySelectorAll('.swatch')) {
+        const height = swatch.getBoundingClientRect().height;
+        if (height > 20) wrong.push('a swatch ' + height + ' high');
     }
     return wrong;
 })()";
