@@ -32,21 +32,19 @@ fn with_browser(test: impl FnOnce(Browser)) {
     }
 }
 
-/// Plays every video in view of an opened section, and returns what is wrong with it.
+/// Opens all sections, plays every video, and returns what is wrong with them.
 const PLAY: &str = "(async () => {
     document.querySelectorAll('details').forEach(details => details.open = true);
-    const wrong = [];
-    for (const video of document.querySelectorAll('video')) {
-        video.scrollIntoView();
+    const play = async video => {
         const played = new Promise((done, failed) => {
             video.addEventListener('timeupdate', () => video.currentTime > 0 && done());
             video.addEventListener('error', () => failed(video.error.message));
-            setTimeout(() => failed('it stands at ' + video.currentTime + ', state ' + video.readyState), 60000);
+            setTimeout(() => failed('it stands at ' + video.currentTime + ', state ' + video.readyState), 90000);
         });
-        try { if (video.error) throw video.error.message; await video.play(); await played; }
-        catch (error) { wrong.push(video.getAttribute('aria-label') + ': ' + error); }
-    }
-    return wrong;
+        try { if (video.error) throw video.error.message; await Promise.all([video.play(), played]); }
+        catch (error) { return video.getAttribute('aria-label') + ': ' + error; }
+    };
+    return (await Promise.all([...document.querySelectorAll('video')].map(play))).filter(wrong => wrong);
 })()";
 
 /// What is wider than the window without being scrollable by keyboard, and text that is too small to read.
