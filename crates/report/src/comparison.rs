@@ -190,14 +190,13 @@ fn differences(rows: &[Ranked<'_>]) -> Markup {
     let scale = (ends().fold(0.0, f64::min), ends().fold(0.0, f64::max));
     let body = html! {
         table.differences {
-            thead { tr { th scope="col" { "recipe" } th scope="col" { "difference" } th scope="col" { "95 % interval" } th scope="col" { "verdict" } } }
+            thead { tr { th scope="col" { "recipe" } th scope="col" { "difference" } th scope="col" { "95 % interval, verdict" } } }
             tbody {
                 @for (Ranked { row, style, .. }, Difference { mean, interval }) in &compared {
                     tr {
                         th scope="row" { (style.swatch()) " " (row.name) }
                         td { (signed(*mean, *interval)) }
-                        td.whisker { (whisker(*mean, *interval, scale)) }
-                        td { (Verdict::of(*interval).badge()) }
+                        td.whisker { (whisker(*mean, *interval, scale)) " " (Verdict::of(*interval).badge()) }
                     }
                 }
             }

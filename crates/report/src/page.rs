@@ -131,7 +131,7 @@ fn outcome(run: &Run) -> Markup {
             (Verdict::of(interval).badge())
             " held-out reward " (plain(field("eval_reward_before"))) " to " strong { (plain(field("eval_reward_after"))) }
             ": " (format!("{:+.3}", field("eval_reward_difference")))
-            ", 95 % interval " (format!("[{:+.3}, {:+.3}]", interval[0], interval[1]))
+            ", 95 % interval " span.interval { (format!("[{:+.3}, {:+.3}]", interval[0], interval[1])) }
         }
         p {
             (method(run)) ", seed " (summary.get("seed").map(ToString::to_string).unwrap_or_default())
