@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, bootstrap};
-use crate::iteration::{mean, std_of};
+use crate::iteration::{Batch, mean, std_of};
 use crate::settings::Settings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -67,26 +67,21 @@ pub fn cells(recipes: &[(String, Settings)], seeds: u64, budget: Budget, folder:
     Ok(cells)
 }
 
-/// Plans over which the length of a shared prefix is averaged.
-const PLANS: u64 = 1000;
+/// Iterations over which the cost is averaged.
+const SAMPLED_ITERATIONS: u64 = 200;
 
-/// Model forwards of one sample that an iteration takes: `N (S + 3 T)` for N samples of S steps of which T are trained, doubled by guidance;
-/// a shared prefix of k steps saves `(N - P) (k + 1)` of them for P prompts, on average over the plans.
+/// Model forwards of one sample that an iteration takes on average; see [`crate::sharing::Work::forwards`].
 ///
 /// # Errors
 /// None for settings that were loaded.
 pub fn forwards_per_iteration(settings: &Settings) -> Result<u64> {
-    let steps = settings.schedule()?.num_steps();
-    let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
-    let trained = settings.recipe().plan(settings.seed, 0, 0, 0, steps).trained.len();
-    let branches = if settings.sampling.guidance_scale == 1.0 { 1.0 } else { 2.0 };
-    let prefix = |iteration: u64| settings.recipe().plan(settings.seed, iteration, 0, 0, steps).prefix_len() as f64 + 1.0;
-    let saved = if settings.shares_prefix() {
-        (samples - settings.rollout.prompts_per_iteration) as f64 * mean((0..PLANS).map(prefix))
-    } else {
-        0.0
+    let prompts = settings.rollout.prompts_per_iteration;
+    let cost = |index: u64| -> Result<f64> {
+        let work = Batch::plan(settings, prompts, index)?.work(settings.rollout.retain_step);
+        Ok(work.forwards(settings.sampling.guidance_scale) as f64)
     };
-    Ok((branches * ((samples * (steps + 3 * trained)) as f64 - saved)).round() as u64)
+    let costs = (0..SAMPLED_ITERATIONS).map(cost).collect::<Result<Vec<f64>>>()?;
+    Ok(mean(costs.into_iter()).round() as u64)
 }
 
 impl Cell {
@@ -296,11 +291,11 @@ mod tests {
         let flash = Settings::load(None, &["rollout.shared_prefix=false".into()]).expect("settings");
         let all = ["method.name=flow-grpo", "method.stochastic={type=\"all\"}", "rollout.shared_prefix=false"].map(str::to_owned);
         let full = Settings::load(None, &all).expect("settings");
-        // 64 samples of 10 steps; 1 or 9 of them are trained
+        // 64 samples of 10 steps; 1 or 9 of them are trained, and backpropagating counts two
         assert_eq!(forwards_per_iteration(&flash).expect("cost"), 64 * 13);
         let shared = Settings::load(None, &[]).expect("settings");
         let cost = forwards_per_iteration(&shared).expect("cost");
-        assert!(cost.abs_diff(64 * 13 - 56 * 3) <= 6, "a prefix of 0 to 4 steps and the step itself, in 7 of 8 rollouts: {cost}");
+        assert!(cost.abs_diff(64 * 13 - 56 * 6) <= 12, "a prefix of 0 to 4 steps, the step and its update, in 7 of 8 rollouts: {cost}");
         assert_eq!(forwards_per_iteration(&full).expect("cost"), 64 * 37);
         let recipes = [("flash".to_owned(), flash), ("full".to_owned(), full)];
         let cells = cells(&recipes, 2, Budget::Forwards(64 * 37 * 10), Path::new("out")).expect("cells");
