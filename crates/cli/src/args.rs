@@ -27,7 +27,7 @@ pub enum Command {
     Pretrain(commands::pretrain::PretrainArgs),
     /// Run recipes side by side, at equal compute, over several seeds.
     Compare(commands::compare::CompareArgs),
-    /// Write one HTML file about a run: curves, videos before and after, numbers.
+    /// Write one HTML file about runs and comparisons: tables, curves, videos before and after, numbers.
     Report(commands::report::ReportArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
