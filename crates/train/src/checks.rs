@@ -33,8 +33,8 @@ pub struct CheckReport {
 /// # Errors
 /// [`Error::Check`] naming the check, what was measured, and what to do.
 pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckReport> {
-    let batch = Batch::plan(trainer, 0);
-    let rollouts = batch.roll_out(trainer, watch)?;
+    let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), 0)?;
+    let rollouts = batch.roll_out(trainer, false, watch)?;
     let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
     check_noise(noise_power)?;
     let rewards: Vec<f64> = batch.reward(trainer, &rollouts)?.into_iter().map(|r| r.value).collect();

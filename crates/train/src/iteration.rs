@@ -6,10 +6,12 @@ use crate::prompts;
 use crate::recording;
 use crate::replay::TransitionBatch;
 use crate::rollout::{Rollouts, Start, rollout};
+use crate::settings::Settings;
+use crate::sharing::{Shares, Work};
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
 use burn::tensor::{Tensor, TensorData};
-use grpo::{InitialNoise, Key, Purpose, StepPlan, advantages};
+use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
 use reward::RewardBreakdown;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -23,7 +25,7 @@ pub struct IterationMetrics {
     pub iteration: u64,
     /// Optimizer updates made so far.
     pub updates: u64,
-    /// Model forwards of one sample, rollouts and replays (a replay counts 3: forward and backward); guidance doubles them.
+    /// Model forwards of one sample, rollouts and updates; see [`Work::forwards`].
     pub forwards: u64,
     /// Mean reward of the rollouts.
     pub reward_mean: f64,
@@ -63,8 +65,8 @@ pub struct IterationMetrics {
 /// finite than `train.max_skipped` allows (weights, optimizer and average are then those of before).
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
-    let batch = Batch::plan(trainer, index);
-    let rollouts = batch.roll_out(trainer, watch)?;
+    let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), index)?;
+    let rollouts = batch.roll_out(trainer, trainer.settings.rollout.retain_step, watch)?;
     clock.lap("rollout");
     let rewards = batch.reward(trainer, &rollouts)?;
     clock.lap("reward");
@@ -84,6 +86,8 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
 /// The samples of an iteration: which prompts, which steps.
 pub struct Batch {
     index: u64,
+    layout: GroupLayout,
+    num_steps: usize,
     /// Prompt id of every sample.
     pub prompt_ids: Vec<usize>,
     /// Steps of every sample.
@@ -91,42 +95,61 @@ pub struct Batch {
     /// Samples of every update, cut into micro-batches. Rollout and replay use the same cuts, so that a sample always
     /// meets the same neighbours.
     pub updates: Vec<Vec<Range<usize>>>,
+    /// Whether rollouts of a prompt have anything in common.
+    shares_prefix: bool,
+    /// See [`Shares::suffix`].
+    suffix: Option<usize>,
 }
 
 impl Batch {
     /// Chooses prompts and steps: a function of (seed, iteration).
-    pub fn plan(trainer: &Trainer, index: u64) -> Self {
-        let (settings, layout) = (&trainer.settings, &trainer.layout);
-        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), trainer.train_prompts.len());
-        let steps = trainer.objective.schedule.num_steps();
-        let prompt_ids: Vec<usize> = (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect();
-        let plan = |i: usize| trainer.recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, steps);
-        let plans = (0..layout.num_samples()).map(plan).collect();
-        let updates = cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch);
-        Self { index, prompt_ids, plans, updates }
+    ///
+    /// # Errors
+    /// None for settings that were loaded.
+    pub fn plan(settings: &Settings, num_prompts: usize, index: u64) -> Result<Self> {
+        let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
+        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), num_prompts);
+        let (recipe, num_steps) = (settings.recipe(), settings.schedule()?.num_steps());
+        let plan = |i: usize| recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, num_steps);
+        Ok(Self {
+            index,
+            layout,
+            num_steps,
+            prompt_ids: (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect(),
+            plans: (0..layout.num_samples()).map(plan).collect(),
+            updates: cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch),
+            shares_prefix: settings.shares_prefix(),
+            suffix: settings.rollout.compressed_suffix,
+        })
     }
 
     fn chunks(&self) -> impl Iterator<Item = &Range<usize>> {
         self.updates.iter().flatten()
     }
 
-    /// One rollout per micro-batch.
+    /// One rollout per micro-batch. `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have
+    /// changed.
     ///
     /// # Errors
     /// A request to stop.
-    pub fn roll_out(&self, trainer: &Trainer, watch: &mut Watch<'_>) -> Result<Vec<Rollouts>> {
+    pub fn roll_out(&self, trainer: &Trainer, retain: bool, watch: &mut Watch<'_>) -> Result<Vec<Rollouts>> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
         let mut done = Vec::new();
         for chunk in self.chunks() {
             trainer.stop.check()?;
-            done.push(self.roll_out_chunk(trainer, chunk));
+            done.push(self.roll_out_chunk(trainer, chunk, retain && self.is_first(chunk)));
             watch(Event::Progress(chunk.end as u64));
         }
         watch(Event::Done);
         Ok(done)
     }
 
-    fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>) -> Rollouts {
+    /// Whether a micro-batch belongs to the first update.
+    fn is_first(&self, chunk: &Range<usize>) -> bool {
+        self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
+    }
+
+    fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
         let [c, f, h, w] = trainer.latent_shape();
         let elements = c * f * h * w;
         let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
@@ -134,21 +157,30 @@ impl Batch {
         let start = Start {
             latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
             conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
-            plans: &self.plans[chunk.clone()],
-            leaders: self.leaders(trainer, chunk),
+            shares: Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix },
+            retain,
             step_noise: &step_noise,
         };
         rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
     }
 
-    /// See [`Start::leaders`].
-    fn leaders(&self, trainer: &Trainer, chunk: &Range<usize>) -> Vec<usize> {
+    /// See [`Shares::leaders`].
+    fn leaders(&self, chunk: &Range<usize>) -> Vec<usize> {
         let first = |sample: usize| {
-            let group = trainer.layout.samples(trainer.layout.prompt(sample)).start;
+            let group = self.layout.samples(self.layout.prompt(sample)).start;
             group.max(chunk.start) - chunk.start
         };
         let own = |sample: usize| sample - chunk.start;
-        chunk.clone().map(|sample| if trainer.settings.shares_prefix() { first(sample) } else { own(sample) }).collect()
+        chunk.clone().map(|sample| if self.shares_prefix { first(sample) } else { own(sample) }).collect()
+    }
+
+    /// What the iteration costs.
+    pub fn work(&self, retain: bool) -> Work {
+        let of = |chunk: &Range<usize>| {
+            let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
+            shares.work(self.num_steps, retain && self.is_first(chunk))
+        };
+        self.chunks().map(of).sum()
     }
 
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
@@ -279,7 +311,7 @@ impl Batch {
         IterationMetrics {
             iteration: self.index,
             updates: trainer.optimizer.updates,
-            forwards: self.forwards(trainer, rollouts),
+            forwards: self.work(trainer.settings.rollout.retain_step).forwards(trainer.settings.sampling.guidance_scale),
             reward_mean: mean(values.iter().copied()),
             reward_std: std_of(&values),
             reward_group_std: mean(groups.iter().copied()),
@@ -295,13 +327,6 @@ impl Batch {
             noise_power: mean(rollouts.iter().map(|r| r.noise_power)),
             seconds: clock.laps,
         }
-    }
-
-    fn forwards(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> u64 {
-        let trained: usize = self.plans.iter().map(|plan| plan.trained.len()).sum();
-        let sampled: usize = rollouts.iter().map(|rollouts| rollouts.velocities).sum();
-        let branches = if trainer.settings.sampling.guidance_scale == 1.0 { 1 } else { 2 };
-        (branches * (sampled + 3 * trained)) as u64
     }
 }
 

@@ -22,6 +22,7 @@ pub mod rollout;
 pub mod run;
 pub mod run_folder;
 pub mod settings;
+pub mod sharing;
 pub mod stop;
 pub mod trainer;
 pub mod update;

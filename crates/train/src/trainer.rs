@@ -10,7 +10,7 @@ use crate::settings::{RewardKind, RewardSettings, Settings};
 use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
-use grpo::{ClippedLoss, GroupLayout, LossWeights, Recipe, Schedule};
+use grpo::{GroupLayout, LossWeights, Recipe, Schedule};
 use reward::{Reward, RewardBreakdown, Sample, ShapesReward, Weighted};
 use video::Frames;
 use wan::pipeline::WanPipeline;
@@ -174,13 +174,7 @@ pub fn clips(frames: Tensor<5>) -> Result<Vec<Frames>> {
 /// Values that do not fit together.
 pub fn objective(settings: &Settings) -> Result<Objective> {
     let (recipe, schedule) = (settings.recipe(), settings.schedule()?);
-    Ok(Objective {
-        weights: LossWeights::new(&recipe, &schedule)?,
-        noise_level: recipe.noise_level,
-        loss: ClippedLoss::new(settings.train.clip_range, settings.train.kl_beta)?,
-        ratio: recipe.ratio,
-        schedule,
-    })
+    Ok(Objective { weights: LossWeights::new(&recipe, &schedule)?, noise_level: recipe.noise_level, loss: settings.loss()?, schedule })
 }
 
 fn weighted(settings: &[RewardSettings]) -> Weighted {

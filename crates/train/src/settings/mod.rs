@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use grpo::{InitialNoise, Recipe, Schedule, StepSharing};
+use grpo::{InitialNoise, PolicyLoss, Recipe, Schedule};
 use serde::{Deserialize, Serialize};
 
 mod changes;
@@ -112,8 +112,17 @@ impl Settings {
 
     /// Whether the rollouts of a prompt have a prefix in common, which is computed once.
     pub fn shares_prefix(&self) -> bool {
-        let same_noise = self.method.initial_noise == InitialNoise::SharedInGroup;
-        self.rollout.shared_prefix && same_noise && self.method.sharing != StepSharing::PerRollout
+        self.rollout.shared_prefix && self.method.initial_noise == InitialNoise::SharedInGroup
+    }
+
+    /// The loss of the method.
+    ///
+    /// # Errors
+    /// None after [`Settings::load`]; values set by hand may not make a loss.
+    pub fn loss(&self) -> Result<PolicyLoss, grpo::Error> {
+        let (train, method) = (&self.train, &self.method);
+        let loss = PolicyLoss { ratio: method.ratio, clip_range: train.clip_range, kl_mask: method.kl_mask, kl_beta: train.kl_beta };
+        loss.validate().map(|()| loss)
     }
 
     /// The method as a value.
@@ -128,6 +137,7 @@ impl Settings {
             initial_noise: method.initial_noise,
             advantage: method.advantage,
             ratio: method.ratio,
+            kl_mask: method.kl_mask,
         }
     }
 }

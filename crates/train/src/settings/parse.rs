@@ -223,4 +223,5 @@ struct MethodProbe {
     initial_noise: Option<grpo::InitialNoise>,
     advantage: Option<grpo::AdvantageScale>,
     ratio: Option<grpo::RatioKind>,
+    kl_mask: Option<f64>,
 }

@@ -80,6 +80,9 @@ pub struct MethodSettings {
     pub advantage: AdvantageScale,
     /// Form of the probability ratio.
     pub ratio: RatioKind,
+    /// Largest KL per element that a step may move, instead of `train.clip_range`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_mask: Option<f64>,
 }
 
 /// `[rollout]`
@@ -93,11 +96,19 @@ pub struct RolloutSettings {
     /// Samples that run through the network at once.
     #[serde(default = "default::micro_batch")]
     pub micro_batch: usize,
-    /// Compute what the rollouts of a prompt have in common once: everything up to their stochastic step, if they start from the same
-    /// noise and share that step; else there is nothing to share. The results are the same, bit for bit, where a sample's velocity does
-    /// not depend on the rest of the batch (CPU, f32).
+    /// Compute what the rollouts of a prompt have in common once, if they start from the same noise: everything up to their stochastic
+    /// step, in sampling and in the update; else there is nothing to share. Rollouts are the same, bit for bit, where a sample's velocity
+    /// does not depend on the rest of the batch (CPU, f32); gradients up to the order of their sums.
     #[serde(default = "default::shared_prefix")]
     pub shared_prefix: bool,
+    /// After its last stochastic step a rollout takes this many steps of UniPC instead of all that are left; leave it out for all.
+    /// Saves forwards, and changes the videos a little: rewards are those of another solver than the evaluation's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed_suffix: Option<usize>,
+    /// Keep the computation of the trained steps for the first update, which then needs no forward: the same gradients, bit for bit
+    /// (CPU, f32), for the memory of all graphs of an update at once.
+    #[serde(default)]
+    pub retain_step: bool,
 }
 
 /// `[policy]`

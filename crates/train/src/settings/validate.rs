@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use grpo::{ClippedLoss, GroupLayout, LossWeights, Schedule};
+use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
 
 use super::prompts::{check_prompt, read_prompt_file};
 use super::{PolicySettings, PromptSource, Settings, SettingsError};
@@ -53,7 +53,13 @@ impl Settings {
     fn validate_rollout(&self) -> Checked {
         let rollout = &self.rollout;
         GroupLayout::new(rollout.prompts_per_iteration, rollout.group_size).map_err(|error| from_grpo("rollout", &error))?;
-        at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")
+        at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")?;
+        let Some(steps) = rollout.compressed_suffix else { return Ok(()) };
+        let field = "rollout.compressed_suffix";
+        at_least_one(field, steps, "leave it out to take every step of the schedule")?;
+        let all_random = matches!(self.method.stochastic, StochasticSteps::All);
+        let hint = "every step but the last draws noise, so there is no deterministic end to shorten; leave the key out";
+        require(!all_random, field, steps, "nothing with `method.stochastic = { type = \"all\" }`", hint)
     }
 
     fn validate_policy(&self) -> Checked {
@@ -85,7 +91,7 @@ impl Settings {
         let train = &self.train;
         at_least_one("train.iterations", train.iterations, "one iteration is one rollout phase")?;
         at_least_one("train.updates_per_iteration", train.updates_per_iteration, "2 is the published value")?;
-        ClippedLoss::new(train.clip_range, train.kl_beta).map_err(|error| from_grpo("train", &error))?;
+        self.loss().map_err(|error| from_grpo("train", &error))?;
         positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
         require((0.0..1.0).contains(&decay), "train.ema_decay", decay, "a number from 0 to below 1", "0 switches it off")?;
