@@ -175,7 +175,7 @@ fn recipes_of_a_comparison_differ_in_their_method_alone() {
         assert!(!methods.contains(&method), "{name} is there twice");
         methods.push(method);
     }
-    assert_eq!(methods.len(), 14);
+    assert_eq!(methods.len(), 17);
 }
 
 /// What the recipes for Wan2.1 1.3B may change of the Flash-GRPO run, so that they compare methods.
@@ -203,7 +203,7 @@ fn every_method_has_a_recipe_for_wan_that_says_what_is_published() {
             assert!(text.contains(word), "{name} does not say `{word}`");
         }
         let named = settings.recipe() == grpo::Recipe::named(&settings.method.name).unwrap();
-        assert!(named || ["flow-grpo", "flow-grpo-cps"].contains(&name.as_str()), "{name} replaces a published choice");
+        assert!(named || ["flow-grpo", "flow-dppo", "mixgrpo-random"].contains(&name.as_str()), "{name} replaces a published choice");
     }
     // `flow-grpo-wan` is the recipe `flow-grpo` here
     for method in grpo::Recipe::NAMES.into_iter().filter(|name| !["flash-grpo", "flow-grpo-wan"].contains(name)) {
