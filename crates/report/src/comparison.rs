@@ -23,6 +23,8 @@ pub struct Row {
     area_under_curve: Interval,
     curve: Vec<(f64, Interval)>,
     difference: Option<Difference>,
+    #[serde(default)]
+    share_to_match: Option<f64>,
     iterations: u64,
     forwards_per_iteration: u64,
     #[serde(deserialize_with = "or_nan")]
@@ -97,7 +99,7 @@ pub(crate) fn sections(comparison: &Comparison, place: &Path) -> Markup {
     let rows = ranked(comparison);
     html! {
         section { h2 { "Result" } (result(&comparison.table, &rows)) }
-        (differences(&rows))
+        (differences(comparison.table.seeds, &rows))
         (curves(&comparison.table, &rows))
         (each(&comparison.table, &rows))
         (runs(&rows, place))
@@ -131,7 +133,8 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
     let (forwards, seconds) = cost.map_or((f64::NAN, f64::NAN), |cost| (cost.forwards_per_iteration as f64, cost.seconds_per_iteration));
     let against = format!("against {}", table.rows.first().map_or("", |row| &row.name));
     let titles = ["recipe", "held-out reward", &against, "at\u{a0}25\u{a0}%", "at\u{a0}50\u{a0}%", "area under the curve", "iterations"];
-    let costs = ["forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
+    let matched = format!("budget to match {COST_BASE}");
+    let costs = [&*matched, "forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
     let body = html! {
         table {
             thead { tr { @for title in titles.iter().chain(&costs) { th scope="col" { (title) } } } }
@@ -145,6 +148,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
                         td { (plain(row.reward_at(0.5))) }
                         td { (interval(row.area_under_curve)) }
                         td { (row.iterations) }
+                        td { (row.share_to_match.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))) }
                         td { (row.forwards_per_iteration) (times(row.forwards_per_iteration as f64 / forwards)) }
                         td { (format!("{:.2}", row.seconds_per_iteration)) (times(row.seconds_per_iteration / seconds)) }
                         td { (plain(row.gradient_variability)) }
@@ -158,7 +162,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
         (wide("result", body))
         p.note {
             "Best first. Held-out reward and area: means over " (table.seeds) " seeds with 95 % intervals (Student's t). "
-            "At 25 and 50 % of the budget: means. In parentheses: cost relative to " (cost.map_or("", |cost| &cost.name)) ". "
+            "At 25 and 50 % of the budget: means. Budget to match: where the mean curve reaches what " (COST_BASE) " ends with. In parentheses: cost relative to " (cost.map_or("", |cost| &cost.name)) ". "
             "Gradient variability: standard deviation of the gradient norm over a run relative to its mean. "
             "A collapse is a seed that ended more than 0.05 below the model it began with."
         }
@@ -183,7 +187,7 @@ fn difference(difference: Option<Difference>) -> Markup {
 }
 
 /// Paired differences, with their intervals drawn on one scale.
-fn differences(rows: &[Ranked<'_>]) -> Markup {
+fn differences(seeds: u64, rows: &[Ranked<'_>]) -> Markup {
     let compared: Vec<(&Ranked<'_>, Difference)> = rows.iter().filter_map(|row| Some((row, row.row.difference?))).collect();
     let Some(base) = rows.iter().find(|row| row.is_base).filter(|_| !compared.is_empty()) else { return html! {} };
     let ends = || compared.iter().flat_map(|(_, difference)| difference.interval);
@@ -207,11 +211,12 @@ fn differences(rows: &[Ranked<'_>]) -> Markup {
             h2 { "Against " (base.row.name) }
             (wide("paired differences", body))
             p.note {
-                "Held-out reward less that of " (base.row.name) ", paired by seed and prompt: both started from the same noise. "
-                strong.better { "Better" } " and " strong.worse { "worse" } " are said where the 95 % interval (bootstrap over the pairs) does not contain 0, "
-                "the dashed line. Of rows that do not differ at all, one in twenty is marked so by chance"
+                "Held-out reward less that of " (base.row.name) ", paired by seed and prompt: both are evaluated from the same noise. "
+                strong.better { "Better" } " and " strong.worse { "worse" } " are said where the 95 % interval (Student's t over the seeds' mean differences; "
+                "of one seed, a bootstrap over its prompts) does not contain 0, the dashed line. Of rows that do not differ at all, one in twenty is marked so by chance"
                 @if compared.len() > 1 { ": with " (compared.len()) " rows, expect " (format!("{:.1}", compared.len() as f64 / 20.0)) }
-                ". Pairs of one seed are not independent, so few seeds make the interval too narrow."
+                "."
+                @if seeds == 1 { " One seed says nothing about others." }
             }
         }
     }

@@ -83,7 +83,7 @@ pub fn table(rows: usize) -> Value {
         };
         let difference = json!({ "mean": gain - 0.15, "interval": [gain - 0.19, gain - 0.11] });
         json!({ "name": name, "reward": interval(0.54 + gain, 0.1 * noise(i as u64)), "area_under_curve": interval(0.54 + gain / 2.0, 0.02),
-            "curve": (0..5).map(point).collect::<Vec<_>>(), "difference": if i == 0 { Value::Null } else { difference },
+            "curve": (0..5).map(point).collect::<Vec<_>>(), "difference": if i == 0 { Value::Null } else { difference }, "share_to_match": if gain > 0.05 { json!(0.4) } else { Value::Null },
             "iterations": 40, "forwards_per_iteration": 663 + 400 * (i as u64 % 5), "seconds_per_iteration": 2.78, "gradient_variability": 0.41,
             "collapses": u64::from(gain < 0.0), "runs": [format!("/elsewhere/runs/{name}/seed-1"), format!("/elsewhere/runs/{name}/seed-2")] })
     };
