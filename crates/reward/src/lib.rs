@@ -19,9 +19,12 @@ mod shapes_reward;
 mod weighted;
 
 pub mod builtin;
+pub mod chat;
 pub mod command;
+pub mod flow_grpo;
 pub mod http;
 pub mod net;
+pub mod pickle;
 pub mod protocol;
 
 pub use aggregate::Aggregation;

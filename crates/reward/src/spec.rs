@@ -8,8 +8,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::builtin::{ClipMeasure, ClipReward, FrameMeasure, FrameReward, FrameSettings};
+use crate::chat::{ChatReward, ChatSettings};
 use crate::command::{CommandReward, CommandSettings};
 use crate::error::require;
+use crate::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
 use crate::http::{HttpReward, HttpSettings};
 use crate::{Cached, Guarded, Reward, SetupError, ShapesReward, Weighted};
 
@@ -62,6 +64,10 @@ pub enum RewardSpec {
     Http(HttpSettings),
     /// [`CommandReward`]
     Command(CommandSettings),
+    /// [`ChatReward`]
+    Chat(ChatSettings),
+    /// [`FlowGrpoReward`]
+    FlowGrpo(FlowGrpoSettings),
 }
 
 impl RewardEntry {
@@ -134,6 +140,8 @@ impl RewardSpec {
             | Self::EdgeEnergy(s) => s.validate(),
             Self::Http(settings) => settings.validate(),
             Self::Command(settings) => settings.validate(),
+            Self::Chat(settings) => settings.validate(),
+            Self::FlowGrpo(settings) => settings.validate(),
         }
     }
 
@@ -151,6 +159,8 @@ impl RewardSpec {
             Self::TemporalFlicker {} => Box::new(ClipReward(ClipMeasure::TemporalFlicker)),
             Self::Http(settings) => Box::new(HttpReward::new(settings.clone())?),
             Self::Command(settings) => Box::new(CommandReward::new(settings.clone())?),
+            Self::Chat(settings) => Box::new(ChatReward::new(settings.clone())?),
+            Self::FlowGrpo(settings) => Box::new(FlowGrpoReward::new(settings.clone())?),
         })
     }
 }
