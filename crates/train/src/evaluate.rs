@@ -64,7 +64,7 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
         trainer.stop.check()?;
         let clips = trainer.decode(sample_latents(trainer, chunk))?;
         let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
-        let rewards = trainer.score(&texts, &clips)?;
+        let rewards = trainer.score_for_evaluation(&texts, &clips)?;
         for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
             let shown = sample == 0 && is_shown(prompt, trainer.eval_prompts.len(), settings.eval.videos);
             seen.push((prompt, ClipGuards::of(&clip)));
