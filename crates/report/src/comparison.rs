@@ -133,8 +133,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
     let (forwards, seconds) = cost.map_or((f64::NAN, f64::NAN), |cost| (cost.forwards_per_iteration as f64, cost.seconds_per_iteration));
     let against = format!("against {}", table.rows.first().map_or("", |row| &row.name));
     let titles = ["recipe", "held-out reward", &against, "at\u{a0}25\u{a0}%", "at\u{a0}50\u{a0}%", "area under the curve", "iterations"];
-    let matched = format!("budget to match {COST_BASE}");
-    let costs = [&*matched, "forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
+    let costs = ["budget to match", "forwards per iteration", "seconds per iteration", "gradient variability", "collapses"];
     let body = html! {
         table {
             thead { tr { @for title in titles.iter().chain(&costs) { th scope="col" { (title) } } } }

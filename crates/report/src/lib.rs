@@ -35,24 +35,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Errors
 /// A folder that holds neither, or a file in it that cannot be read.
 pub fn html(folders: &[impl AsRef<Path>], place: &Path) -> Result<String> {
-    let subjects = folders.iter().map(|folder| Subject::load(folder.as_ref())).collect::<Result<Vec<_>>>()?;
+    let subjects = folders.iter().map(|folder| Subject::load(folder.as_ref())).collect::<Result<Vec<_>>>()?.concat();
     Ok(match subjects.as_slice() {
         [Subject::Run(run)] => page::render(run),
         [Subject::Comparison(comparison)] => comparison::render(comparison, place),
         _ => several::render(&subjects, place),
     })
-}
-
-/// The page about a comparison, from its `table.json` alone: without its runs.
-///
-/// # Errors
-/// A table that is not one.
-pub fn comparison_html(table: &serde_json::Value) -> Result<String> {
-    let table: comparison::Table = serde_json::from_value(table.clone()).map_err(|e| Error::File {
-        path: "table.json".into(),
-        reason: e.to_string(),
-        hint: "make the comparison anew; finished runs are not made again",
-    })?;
-    let runs = table.rows.iter().map(|_| Vec::new()).collect();
-    Ok(comparison::render(&load::Comparison { name: "comparison".into(), table, runs }, Path::new("")))
 }

@@ -17,16 +17,29 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Reads a folder of either kind.
+    /// Reads a folder of either kind. A comparison that is under way is the runs that it has begun.
     ///
     /// # Errors
     /// A folder of neither kind; a file in it that cannot be read or is not what it should be.
-    pub fn load(folder: &Path) -> Result<Self> {
+    pub fn load(folder: &Path) -> Result<Vec<Self>> {
         if folder.join(TABLE).exists() {
-            return Comparison::load(folder).map(Self::Comparison);
+            return Ok(vec![Self::Comparison(Comparison::load(folder)?)]);
         }
-        Run::load(folder, usize::MAX).map(Self::Run)
+        let begun = runs_of_comparison(folder);
+        if folder.join(RECIPE).exists() || begun.is_empty() {
+            return Ok(vec![Self::Run(Run::load(folder, usize::MAX)?)]);
+        }
+        begun.iter().map(|run| Run::load(run, Comparison::VIDEOS).map(Self::Run)).collect()
     }
+}
+
+/// The run folders `runs/RECIPE/SEED` of a comparison, in order of their names.
+fn runs_of_comparison(folder: &Path) -> Vec<PathBuf> {
+    let inside = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut runs: Vec<PathBuf> = inside(&folder.join("runs")).flat_map(|row| inside(&row).collect::<Vec<_>>()).collect();
+    runs.retain(|run| run.join(RECIPE).exists());
+    runs.sort();
+    runs
 }
 
 /// The file by which a comparison folder is known.
@@ -44,7 +57,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Videos of one run of every row: the largest and the smallest gain.
+    /// Videos of a run: the largest and the smallest gain.
     const VIDEOS: usize = 2;
 
     /// Reads the table, and the runs that are still there.
@@ -135,7 +148,7 @@ impl Run {
     /// A folder without `recipe.toml`; a file that cannot be read or is not what it should be.
     pub fn load(folder: &Path, most: usize) -> Result<Self> {
         let recipe = folder.join(RECIPE);
-        let hint = "give a folder that `flash-grpo train` or, finished, `flash-grpo compare` wrote";
+        let hint = "give a folder that `flash-grpo train` or `flash-grpo compare` wrote";
         let recipe = std::fs::read_to_string(&recipe).map_err(|e| Error::File { path: recipe.clone(), reason: e.to_string(), hint })?;
         Ok(Self {
             name: folder_name(folder),

@@ -80,8 +80,7 @@ fn a_folder_without_a_run_is_an_error() {
     let folder = tempfile::tempdir().expect("folder");
     let error = page_of(folder.path()).expect_err("no run").to_string();
     assert!(
-        error.contains("recipe.toml")
-            && error.contains("hint: give a folder that `flash-grpo train` or, finished, `flash-grpo compare` wrote"),
+        error.contains("recipe.toml") && error.contains("hint: give a folder that `flash-grpo train` or `flash-grpo compare` wrote"),
         "{error}"
     );
     write(folder.path(), "recipe.toml", "");
@@ -126,14 +125,23 @@ fn a_table_alone_is_a_page_and_bad_names_stay_text() {
     table["rows"][1]["runs"] = json!(["/etc/passwd", "..", ""]);
     table["rows"][2]["reward"] = json!({ "mean": null, "low": null, "high": null });
     table["rows"][2]["seconds_per_iteration"] = json!(null);
-    let page = report::comparison_html(&table).expect("page");
-    assert!(!page.contains("<script") && page.contains("&lt;script&gt;alert(1)"));
     let folder = tempfile::tempdir().expect("folder");
     write(folder.path(), "table.json", &table.to_string());
-    assert_eq!(page_of(folder.path()).expect("page").matches("<h2>Runs").count(), 0);
+    let page = page_of(folder.path()).expect("page");
+    assert!(!page.contains("<script") && page.contains("&lt;script&gt;alert(1)"));
+    assert!(!page.contains("<h2>Runs"), "its runs are gone");
     write(folder.path(), "table.json", "{}");
     let error = page_of(folder.path()).expect_err("not a table").to_string();
     assert!(error.contains("table.json") && error.contains("hint: make the comparison anew"), "{error}");
+}
+
+#[test]
+fn a_comparison_under_way_shows_its_runs() {
+    let folder = tempfile::tempdir().expect("folder");
+    common::comparison(folder.path(), 3);
+    std::fs::remove_file(folder.path().join("table.json")).expect("table");
+    let page = page_of(folder.path()).expect("page");
+    assert!(page.contains("<h1>4 runs</h1>") && page.contains("flow-grpo/seed-2"));
 }
 
 #[test]

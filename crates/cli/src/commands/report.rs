@@ -9,13 +9,13 @@ use wan::weights::write_atomically;
 /// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Folders of runs, finished or not, and of comparisons. Several share one page, with the curves of all runs in common charts.
+    /// Folders of runs and of comparisons, finished or not. Several share one page, with the curves of all runs in common charts.
     #[arg(value_name = "FOLDER", required = true)]
     folders: Vec<PathBuf>,
     /// The page [default: report.html, in the folder if there is one, else in the current one].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write it anew every so many seconds, until all runs are over.
+    /// Write it anew every so many seconds, until everything is over.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "10")]
     watch: Option<u64>,
 }
