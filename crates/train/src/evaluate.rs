@@ -77,6 +77,22 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
     Ok(Evaluation { samples: results, guards: guards::summarise(&seen) })
 }
 
+/// Videos of the first `prompts` held-out prompts, `per_prompt` each, with their prompts; the same noise as an evaluation's.
+///
+/// # Errors
+/// None for a trainer that was built.
+pub fn sample_clips(trainer: &Trainer, prompts: usize, per_prompt: usize, mut progress: impl FnMut(u64)) -> Result<Vec<(String, Frames)>> {
+    let prompts = prompts.min(trainer.eval_prompts.len());
+    let pairs: Vec<(usize, usize)> = (0..per_prompt).flat_map(|sample| (0..prompts).map(move |prompt| (prompt, sample))).collect();
+    let mut clips = Vec::with_capacity(pairs.len());
+    for chunk in pairs.chunks(trainer.settings.rollout.micro_batch) {
+        let texts = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].clone());
+        clips.extend(texts.zip(trainer.decode(sample_latents(trainer, chunk))?));
+        progress(clips.len() as u64);
+    }
+    Ok(clips)
+}
+
 /// Whether `prompt` is one of `videos` that lie evenly among `prompts`.
 fn is_shown(prompt: usize, prompts: usize, videos: usize) -> bool {
     (0..videos).any(|i| i * prompts / videos == prompt)
