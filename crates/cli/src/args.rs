@@ -29,6 +29,8 @@ pub enum Command {
     Compare(commands::compare::CompareArgs),
     /// Write one HTML file about a run: curves, videos before and after, numbers.
     Report(commands::report::ReportArgs),
+    /// Write a model folder of a released size with random weights, to rehearse a run.
+    RandomModel(commands::random_model::RandomModelArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

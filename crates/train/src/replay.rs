@@ -4,10 +4,11 @@
 
 use burn::tensor::{Tensor, TensorData};
 use grpo::{Schedule, Transition};
-use wan::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
+use wan::guidance::{GuidanceBatching, GuidedText, GuidedTrace, GuidedVelocity};
 use wan::text::PromptEmbeds;
 use wan::weights::to_floats;
 
+use crate::optimizer::GradientSum;
 use crate::policy::Policy;
 
 /// The prompts of a batch of samples, and how strongly they guide.
@@ -93,6 +94,20 @@ pub struct Replayed {
     pub mean_square_residual: Tensor<1>,
     /// log_prob of x' (mean over D).
     pub log_probs: Vec<f64>,
+    /// How the graph goes on below the velocity, where activations were not kept.
+    trace: Option<GuidedTrace>,
+}
+
+impl Replayed {
+    /// Backpropagates a function of this replay and adds the gradients of the policy's weights.
+    pub fn backward(self, surrogate: &Tensor<1>, policy: &Policy, gradients: &mut GradientSum) {
+        let own = surrogate.backward();
+        let Some(trace) = self.trace else { return gradients.add(policy.params(), &own) };
+        // summed apart first, as within one graph
+        let mut sum = GradientSum::new(policy.params());
+        trace.backward(&policy.transformer, &own, &mut |part| sum.add(policy.params(), part));
+        gradients.merge(sum);
+    }
 }
 
 impl TransitionBatch {
@@ -147,6 +162,10 @@ impl TransitionBatch {
     /// Evaluates the transitions under the policy's present weights.
     pub fn replay(&self, policy: &Policy, schedule: &Schedule, transitions: &[Transition], record: bool) -> Replayed {
         let timesteps: Vec<f64> = self.steps.iter().map(|&step| schedule.timestep(step)).collect();
+        if record && policy.activation_checkpointing {
+            let (velocity, trace) = self.conditioning.velocity(policy, false).velocity_traced(self.latents.clone(), &timesteps);
+            return Replayed { trace: Some(trace), ..evaluate(&self.latents, velocity, &self.next_latents, transitions) };
+        }
         let latents = if record { self.latents.clone().autodiff() } else { self.latents.clone() };
         let velocity = self.conditioning.velocity(policy, record).velocity(latents, &timesteps);
         evaluate(&self.latents, velocity, &self.next_latents, transitions)
@@ -166,7 +185,7 @@ pub fn evaluate(latents: &Tensor<5>, velocity: Tensor<5>, next_latents: &Tensor<
     let mean_square_residual = mean_square(residual);
     let squares = to_floats(mean_square_residual.clone());
     let log_probs = squares.iter().zip(transitions).map(|(&ms, t)| t.log_prob(f64::from(ms))).collect();
-    Replayed { velocity, mean_square_residual, log_probs }
+    Replayed { velocity, mean_square_residual, log_probs, trace: None }
 }
 
 /// [B, C, F, H, W] -> mean of the squares per sample `[B]`.

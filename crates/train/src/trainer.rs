@@ -75,7 +75,8 @@ impl Trainer {
         eval_texts.truncate(settings.eval.num_prompts);
         train_texts.iter().chain(&eval_texts).try_for_each(|text| reward.check_prompt(text))?;
         let pipeline = WanPipeline::load(&settings.model.path, device, DType::F32)?;
-        let policy = Policy::new(pipeline.transformer, &settings.policy, settings.seed, device)?;
+        let mut policy = Policy::new(pipeline.transformer, &settings.policy, settings.seed, device)?;
+        policy.activation_checkpointing = settings.train.activation_checkpointing;
         let length = settings.sampling.max_sequence_length;
         let encode = |texts| PromptSet::encode(texts, &pipeline.text_encoder, length);
         let train_prompts = encode(train_texts)?;

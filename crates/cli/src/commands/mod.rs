@@ -4,6 +4,7 @@ pub mod compare;
 pub mod eval;
 pub mod inspect;
 pub mod pretrain;
+pub mod random_model;
 pub mod replay;
 pub mod report;
 pub mod sample;

@@ -147,6 +147,10 @@ pub struct TrainSettings {
     /// Share of an iteration's samples or updates that may be left out because they are not finite; more of them end the run.
     #[serde(default = "default::max_skipped")]
     pub max_skipped: f64,
+    /// Keep only what each block of the transformer starts from and compute the rest again in backward: a fraction of the memory for one
+    /// more forward pass. The gradients are the same, bit for bit, on the CPU in f32.
+    #[serde(default)]
+    pub activation_checkpointing: bool,
 }
 
 /// `[eval]`: deterministic sampling of held-out prompts from fixed noise.
