@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod checks;
 pub mod collective;
 pub mod compare;
+pub mod embedding_cache;
 mod error;
 pub mod evaluate;
 pub mod events;

@@ -90,6 +90,28 @@ impl WeightFiles {
         Ok(())
     }
 
+    /// Checks that the files hold what a model will ask for, before anything is read. `ignored` as for [`Weights::finish`].
+    ///
+    /// # Errors
+    /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor.
+    pub fn check(&self, declared: &[Declared], ignored: &[&str]) -> Result<()> {
+        let (mut missing, mut mis_shaped) = (Vec::new(), Vec::new());
+        for Declared { name, shape, .. } in declared {
+            match self.shape(name) {
+                None => missing.push(name.clone()),
+                Some(got) if got != *shape => mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}")),
+                Some(_) => {}
+            }
+        }
+        let known: HashSet<&str> = declared.iter().map(|tensor| tensor.name.as_str()).chain(ignored.iter().copied()).collect();
+        let mut unexpected: Vec<String> = self.names().filter(|name| !known.contains(name)).map(str::to_owned).collect();
+        unexpected.sort();
+        if missing.is_empty() && mis_shaped.is_empty() && unexpected.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Weights { path: self.path.clone(), missing, mis_shaped, unexpected })
+    }
+
     /// Names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(String::as_str)
@@ -375,6 +397,13 @@ impl Weights {
     /// The device weights are put on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Drops what the book holds of the weights handed out so far: they live as long as the part of the model that asked for them.
+    pub fn forget(&self) {
+        let mut book = self.book.borrow_mut();
+        book.slots.clear();
+        book.linears.clear();
     }
 
     /// Closes the book: all weights and all linear layers, in declaration order.

@@ -17,6 +17,10 @@ use super::PromptSource;
 pub struct ModelSettings {
     /// A folder in the diffusers layout (`model_index.json`, `transformer/`, `vae/`, ...).
     pub path: PathBuf,
+    /// Folder for the embeddings of prompts: what is in it is not encoded again, by no run. The text encoder is then read layer by layer,
+    /// and not at all when nothing is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_cache: Option<PathBuf>,
 }
 
 /// `[prompts]`
