@@ -21,6 +21,8 @@ pub enum Command {
     Eval(commands::eval::EvalArgs),
     /// Show a resolved recipe, its step table, and what is trained.
     Inspect(commands::inspect::InspectArgs),
+    /// Show what a run will take: memory, operations, time, and what to change if it does not fit.
+    Plan(commands::plan::PlanArgs),
     /// Recompute recorded transitions: log-probs, ratios, loss, gradient norm, updates.
     Replay(commands::replay::ReplayArgs),
     /// Train the embedded moving-shapes model from scratch.

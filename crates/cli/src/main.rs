@@ -49,6 +49,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Train(args) => commands::train::run_command(&args),
         Command::Eval(args) => commands::eval::run_command(&args),
         Command::Inspect(args) => commands::inspect::run_command(&args),
+        Command::Plan(args) => commands::plan::run_command(&args),
         Command::Replay(args) => commands::replay::run_command(&args),
         Command::Pretrain(args) => commands::pretrain::run_command(&args),
         Command::Compare(args) => commands::compare::run_command(&args),

@@ -14,6 +14,7 @@ mod fault;
 pub mod guards;
 pub mod iteration;
 pub mod optimizer;
+pub mod plan;
 pub mod policy;
 pub mod pretrain;
 pub mod prompts;

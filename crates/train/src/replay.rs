@@ -62,7 +62,7 @@ impl Conditioning {
 }
 
 /// Tokens of a small clip; from about 80 such samples on, the two branches run one after the other.
-const TYPICAL_TOKENS: usize = 48;
+pub(crate) const TYPICAL_TOKENS: usize = 48;
 
 /// The recorded transitions of a batch of samples, one each.
 #[derive(Debug, Clone)]

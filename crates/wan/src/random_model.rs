@@ -37,6 +37,8 @@ pub struct RandomModel {
     pub vae: VaeConfig,
     /// Sizes of the text encoder.
     pub text_encoder: Umt5Config,
+    /// Words that are one token each in the stand-in for the tokenizer; others are spelled.
+    pub words: Vec<String>,
     /// Parts whose weights are written. The small files of the others are there too.
     pub parts: Vec<Part>,
     /// Seed of the weights.
@@ -83,7 +85,7 @@ impl RandomModel {
         let small = [
             ("model_index.json", model_index()),
             ("scheduler/scheduler_config.json", scheduler_config()),
-            ("tokenizer/tokenizer.json", word_tokenizer_json(&[])),
+            ("tokenizer/tokenizer.json", word_tokenizer_json(&self.words.iter().map(String::as_str).collect::<Vec<_>>())),
             ("tokenizer/tokenizer_config.json", WORD_TOKENIZER_CONFIG_JSON.to_owned()),
             ("transformer/config.json", self.transformer.to_json()),
             ("vae/config.json", self.vae.to_json()),

@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod eval;
 pub mod inspect;
+pub mod plan;
 pub mod pretrain;
 pub mod random_model;
 pub mod replay;

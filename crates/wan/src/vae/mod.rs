@@ -242,3 +242,12 @@ const WEIGHTS_STEM: &str = "diffusion_pytorch_model";
 fn join(mut parts: Vec<Tensor<5>>) -> Tensor<5> {
     if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::cat(parts, 2) }
 }
+
+/// Parameters of an autoencoder.
+///
+/// # Panics
+/// If the configuration is not supported.
+pub fn num_parameters(config: &VaeConfig) -> usize {
+    let declared = Weights::declared(|w| Ok(AutoencoderKlWan::new(config.clone(), &w)));
+    declared.map_or(0, |declared| declared.iter().map(|tensor| tensor.num_elements()).sum())
+}
