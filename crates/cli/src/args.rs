@@ -21,6 +21,8 @@ pub enum Command {
     Eval(commands::eval::EvalArgs),
     /// Show a resolved recipe, its step table, and what is trained.
     Inspect(commands::inspect::InspectArgs),
+    /// Show what a run will take: memory, operations, time, and what to change if it does not fit.
+    Plan(commands::plan::PlanArgs),
     /// Recompute recorded transitions: log-probs, ratios, loss, gradient norm, updates.
     Replay(commands::replay::ReplayArgs),
     /// Train the embedded moving-shapes model from scratch.
@@ -31,6 +33,8 @@ pub enum Command {
     Report(commands::report::ReportArgs),
     /// Find out whether rewards are fit to train on.
     Reward(commands::reward::RewardArgs),
+    /// Write a model folder of a released size with random weights, to rehearse a run.
+    RandomModel(commands::random_model::RandomModelArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

@@ -49,11 +49,13 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Train(args) => commands::train::run_command(&args),
         Command::Eval(args) => commands::eval::run_command(&args),
         Command::Inspect(args) => commands::inspect::run_command(&args),
+        Command::Plan(args) => commands::plan::run_command(&args),
         Command::Replay(args) => commands::replay::run_command(&args),
         Command::Pretrain(args) => commands::pretrain::run_command(&args),
         Command::Compare(args) => commands::compare::run_command(&args),
         Command::Report(args) => commands::report::run_command(&args),
         Command::Reward(args) => commands::reward::run_command(&args),
+        Command::RandomModel(args) => commands::random_model::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }
 }

@@ -368,7 +368,7 @@ impl Batch {
 }
 
 /// `samples` in `parts` nearly equal consecutive parts, each cut into pieces of at most `size`.
-fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
+pub(crate) fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
     let bound = |part: usize| part * samples / parts;
     let pieces = |from: usize, to: usize| (from..to).step_by(size).map(|start| start..(start + size).min(to)).collect();
     (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()

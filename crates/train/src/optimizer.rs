@@ -96,12 +96,18 @@ impl GradientSum {
     /// Adds the gradients of one backward pass.
     pub fn add(&mut self, params: &ParamSet, gradients: &Gradients) {
         for (slot, sum) in params.iter().zip(&mut self.sums) {
-            if let Some(gradient) = slot.leaf().grad(gradients) {
-                *sum = Some(match sum.take() {
-                    None => gradient,
-                    Some(sum) => sum + gradient,
-                });
-            }
+            add(sum, slot.leaf().grad(gradients));
+        }
+    }
+
+    /// Adds another sum.
+    ///
+    /// # Panics
+    /// If it is of another set.
+    pub fn merge(&mut self, other: Self) {
+        assert_eq!(self.sums.len(), other.sums.len(), "gradients of another set");
+        for (sum, gradient) in self.sums.iter_mut().zip(other.sums) {
+            add(sum, gradient);
         }
     }
 
@@ -130,6 +136,15 @@ impl GradientSum {
             }
         }
         norm
+    }
+}
+
+fn add(sum: &mut Option<Tensor<1>>, gradient: Option<Tensor<1>>) {
+    if let Some(gradient) = gradient {
+        *sum = Some(match sum.take() {
+            None => gradient,
+            Some(sum) => sum + gradient,
+        });
     }
 }
 

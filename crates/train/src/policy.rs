@@ -16,6 +16,8 @@ pub struct Policy {
     pub transformer: WanTransformer,
     /// The adapter; without one all weights are trained.
     pub lora: Option<Lora>,
+    /// Whether an update computes activations again, block by block, instead of keeping them (`train.activation_checkpointing`).
+    pub activation_checkpointing: bool,
     /// The trained weights at the start: the reference policy.
     reference: Vec<Tensor<1>>,
 }
@@ -38,7 +40,7 @@ impl Policy {
 
     /// A policy from a network whose adapter is already in place.
     pub fn from_parts(transformer: WanTransformer, lora: Option<Lora>) -> Self {
-        let policy = Self { reference: Vec::new(), transformer, lora };
+        let policy = Self { reference: Vec::new(), transformer, lora, activation_checkpointing: false };
         policy.params().set_trainable(true);
         Self { reference: policy.params().snapshot(), ..policy }
     }

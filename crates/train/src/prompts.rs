@@ -1,9 +1,10 @@
 //! Prompts: where they come from, their embeddings, and which ones an iteration uses.
 
+use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
 use crate::settings::{PromptSource, ShapesSplit, read_prompt_file};
 use grpo::random::{Key, Purpose, partial_shuffle};
-use wan::text::{PromptEmbeds, TextEncoder};
+use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 
 /// A list of prompts with their embeddings, encoded once.
 #[derive(Debug, Clone)]
@@ -22,7 +23,7 @@ impl PromptSet {
     ///
     /// # Errors
     /// A text that the tokenizer refuses.
-    pub fn encode(texts: Vec<String>, encoder: &TextEncoder, max_sequence_length: usize) -> Result<Self> {
+    pub fn encode(texts: Vec<String>, encoder: &PromptEncoder, max_sequence_length: usize) -> Result<Self> {
         let mut embeds: Option<PromptEmbeds> = None;
         for batch in texts.chunks(ENCODE_BATCH) {
             let batch: Vec<&str> = batch.iter().map(String::as_str).collect();
@@ -34,6 +35,32 @@ impl PromptSet {
         }
         let Some(embeds) = embeds else { return Self::encode(vec![String::new()], encoder, max_sequence_length) };
         Ok(Self { texts, embeds })
+    }
+
+    /// Encodes several lists at once with an encoder that is not held in memory: only what the cache lacks, each layer once.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); weights that cannot be read; a cache that cannot be written.
+    pub fn encode_staged(
+        lists: Vec<Vec<String>>,
+        encoder: &StagedTextEncoder,
+        cache: Option<&EmbeddingCache>,
+        max_sequence_length: usize,
+    ) -> Result<Vec<Self>> {
+        let tokens = |text: &String| encoder.tokenizer.encode(text, max_sequence_length);
+        let lists: Vec<Vec<String>> = lists.into_iter().map(|texts| if texts.is_empty() { vec![String::new()] } else { texts }).collect();
+        let ids: Vec<Vec<u32>> = lists.iter().flatten().map(tokens).collect::<wan::Result<_>>()?;
+        let encode = |ids: &[Vec<u32>]| Ok(encoder.encode(ids, &mut |_, _| {})?);
+        let mut rows = match cache {
+            Some(cache) => cache.get_or_encode(&ids, encode)?,
+            None => encode(&ids)?,
+        }
+        .into_iter();
+        let set = |texts: Vec<String>| {
+            let embeds = PromptEmbeds::from_rows(rows.by_ref().take(texts.len()).collect(), max_sequence_length);
+            Self { texts, embeds }
+        };
+        Ok(lists.into_iter().map(set).collect())
     }
 
     /// Number of prompts.

@@ -4,10 +4,11 @@
 
 use burn::tensor::{Tensor, TensorData};
 use grpo::{Schedule, Transition};
-use wan::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
+use wan::guidance::{GuidanceBatching, GuidedText, GuidedTrace, GuidedVelocity};
 use wan::text::PromptEmbeds;
 use wan::weights::to_floats;
 
+use crate::optimizer::GradientSum;
 use crate::policy::Policy;
 use crate::sharing::first_of_each;
 
@@ -65,7 +66,7 @@ impl Conditioning {
 }
 
 /// Tokens of a small clip; from about 80 such samples on, the two branches run one after the other.
-const TYPICAL_TOKENS: usize = 48;
+pub(crate) const TYPICAL_TOKENS: usize = 48;
 
 /// The recorded transitions of a batch of samples, one each.
 #[derive(Debug, Clone)]
@@ -101,6 +102,20 @@ pub struct Replayed {
     pub mean_square_residual: Tensor<1>,
     /// log_prob of x' (mean over D).
     pub log_probs: Vec<f64>,
+    /// How the graph goes on below the velocity, where activations were not kept.
+    trace: Option<GuidedTrace>,
+}
+
+impl Replayed {
+    /// Backpropagates a function of this replay and adds the gradients of the policy's weights.
+    pub fn backward(self, surrogate: &Tensor<1>, policy: &Policy, gradients: &mut GradientSum) {
+        let own = surrogate.backward();
+        let Some(trace) = self.trace else { return gradients.add(policy.params(), &own) };
+        // summed apart first, as within one graph
+        let mut sum = GradientSum::new(policy.params());
+        trace.backward(&policy.transformer, &own, &mut |part| sum.add(policy.params(), part));
+        gradients.merge(sum);
+    }
 }
 
 impl TransitionBatch {
@@ -159,6 +174,13 @@ impl TransitionBatch {
     /// Evaluates the transitions under the policy's present weights.
     pub fn replay(&self, policy: &Policy, schedule: &Schedule, transitions: &[Transition], record: bool) -> Replayed {
         let timesteps: Vec<f64> = self.steps.iter().map(|&step| schedule.timestep(step)).collect();
+        if record && policy.activation_checkpointing {
+            let (rows, places) = first_of_each(&self.owners);
+            let timesteps: Vec<f64> = rows.iter().map(|&row| timesteps[row]).collect();
+            let velocity_of = self.conditioning.velocity_of(policy, &self.conditioning.text(policy, false), &rows);
+            let (velocity, trace) = velocity_of.velocity_traced(pick(&self.latents, &rows), &timesteps);
+            return Replayed { trace: Some(trace), ..evaluate(&self.latents, pick(&velocity, &places), &self.next_latents, transitions) };
+        }
         let velocity = self.conditioning.distinct_velocity(policy, &self.latents, &self.owners, &timesteps, record);
         evaluate(&self.latents, velocity, &self.next_latents, transitions)
     }
@@ -177,7 +199,7 @@ pub fn evaluate(latents: &Tensor<5>, velocity: Tensor<5>, next_latents: &Tensor<
     let mean_square_residual = mean_square(residual);
     let squares = to_floats(mean_square_residual.clone());
     let log_probs = squares.iter().zip(transitions).map(|(&ms, t)| t.log_prob(f64::from(ms))).collect();
-    Replayed { velocity, mean_square_residual, log_probs }
+    Replayed { velocity, mean_square_residual, log_probs, trace: None }
 }
 
 /// Rows `indices` of `x`.

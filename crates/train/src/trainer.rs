@@ -1,6 +1,7 @@
 //! Everything a run holds in memory.
 
 use crate::collective::{Alone, Collective};
+use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
 use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
@@ -15,7 +16,7 @@ use grpo::{GroupLayout, LossWeights, Recipe, Schedule};
 use reward::{Reward, RewardBreakdown, Weighted};
 use video::Frames;
 use wan::pipeline::WanPipeline;
-use wan::text::PromptEmbeds;
+use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 use wan::vae::AutoencoderKlWan;
 use wan::weights::to_floats;
 
@@ -81,13 +82,10 @@ impl Trainer {
         train_texts.iter().try_for_each(|text| reward.check_prompt(text))?;
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
-        let pipeline = WanPipeline::load(&settings.model.path, device, DType::F32)?;
-        let policy = Policy::new(pipeline.transformer, &settings.policy, settings.seed, device)?;
-        let length = settings.sampling.max_sequence_length;
-        let encode = |texts| PromptSet::encode(texts, &pipeline.text_encoder, length);
-        let train_prompts = encode(train_texts)?;
-        let eval_prompts = encode(eval_texts)?;
-        let negative = encode(vec![settings.prompts.negative.clone()])?.embeds;
+        let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
+        let (transformer, vae) = WanPipeline::load_without_text(&settings.model.path, device, DType::F32)?;
+        let mut policy = Policy::new(transformer, &settings.policy, settings.seed, device)?;
+        policy.activation_checkpointing = settings.train.activation_checkpointing;
         let optimizer = AdamW::new(settings.optimizer, policy.params());
         let ema = (settings.train.ema_decay > 0.0).then(|| Ema::new(settings.train.ema_decay, policy.params()));
         Ok(Self {
@@ -96,10 +94,10 @@ impl Trainer {
             eval_schedule: settings.eval_schedule()?,
             layout: GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?,
             policy,
-            vae: pipeline.vae,
+            vae,
             train_prompts,
             eval_prompts,
-            negative,
+            negative: negative.embeds,
             reward,
             eval_reward,
             optimizer,
@@ -174,6 +172,27 @@ pub fn clips(frames: Tensor<5>) -> Result<Vec<Frames>> {
     let values = to_floats(frames.permute([0, 2, 3, 4, 1]));
     let clip = |values: &[f32]| Frames::new(f, h, w, values.to_vec());
     Ok(values.chunks(channels * f * h * w).map(clip).collect::<std::result::Result<_, _>>()?)
+}
+
+/// All prompts of a run: of training, of evaluation, and the negative one. The text encoder is gone before anything else is loaded.
+///
+/// # Errors
+/// A text that the tokenizer refuses; a text encoder that cannot be read; a cache that cannot be written.
+fn encode(settings: &Settings, [train, eval]: [Vec<String>; 2], device: &Device) -> Result<[PromptSet; 3]> {
+    let (path, length) = (&settings.model.path, settings.sampling.max_sequence_length);
+    WanPipeline::check(path)?;
+    let lists = [train, eval, vec![settings.prompts.negative.clone()]];
+    let encoder = match &settings.model.embedding_cache {
+        Some(_) => PromptEncoder::Staged(StagedTextEncoder::open(path, device)?),
+        None => PromptEncoder::open(path, device, DType::F32)?,
+    };
+    let PromptEncoder::Staged(staged) = &encoder else {
+        let [train, eval, negative] = lists.map(|texts| PromptSet::encode(texts, &encoder, length));
+        return Ok([train?, eval?, negative?]);
+    };
+    let cache = settings.model.embedding_cache.as_ref().map(|dir| EmbeddingCache::open(dir, staged, device)).transpose()?;
+    let sets = PromptSet::encode_staged(lists.into(), staged, cache.as_ref(), length)?;
+    Ok(sets.try_into().expect("one set per list"))
 }
 
 /// The objective of a recipe.

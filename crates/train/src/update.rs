@@ -102,11 +102,11 @@ impl Objective {
             metrics.loss += scale * kl.iter().map(|&kl| self.loss.kl_term(kl)).sum::<f64>();
             surrogate = surrogate + weighted_sum(&distance, transitions.iter().map(|t| scale * self.loss.kl_beta * t.kl(1.0)));
         }
-        gradients.add(policy.params(), &surrogate.backward());
         metrics.loss += scale * terms.iter().map(|term| term.loss).sum::<f64>();
         metrics.clip_fraction += scale * terms.iter().filter(|term| term.clipped).count() as f64;
         metrics.ratio.extend(terms.iter().map(|term| term.ratio));
         metrics.log_prob.extend(&replayed.log_probs);
+        replayed.backward(&surrogate, policy, gradients);
     }
 
     /// mean over D of (v - v_old)^2 `[B]`, where the loss needs it.

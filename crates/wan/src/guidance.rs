@@ -10,8 +10,9 @@
 //! Legend: `P` distinct prompts, `B` samples, `C` latent channels, `F`, `H`, `W` size of the latents, `L` tokens.
 
 use crate::text::PromptEmbeds;
+use crate::transformer::recompute::{Receive, Trace};
 use crate::transformer::{TextContext, WanTransformer};
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 
 /// Whether both branches go through the transformer as one batch of 2B or as two of B.
 ///
@@ -122,7 +123,27 @@ impl<'a> GuidedVelocity<'a> {
     /// # Panics
     /// If the batch is not that of [`new`](Self::new).
     pub fn velocity(&self, latents: Tensor<5>, timesteps: &[f64]) -> Tensor<5> {
-        match self.predictions(latents, timesteps) {
+        self.combined(self.predictions(latents, timesteps))
+    }
+
+    /// The velocity as the start of a graph that [`GuidedTrace::backward`] continues: the activations in between are not kept but
+    /// computed again. `latents` and the text are plain tensors; other arguments as for [`velocity`](Self::velocity).
+    ///
+    /// # Panics
+    /// As [`velocity`](Self::velocity).
+    pub fn velocity_traced(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, GuidedTrace) {
+        let mut passes = Vec::new();
+        let predictions = self.predictions_by(latents, timesteps, &mut |latents, timesteps, text| {
+            let (velocity, trace) = self.transformer.forward_traced(latents, timesteps, text);
+            let velocity = velocity.autodiff().require_grad();
+            passes.push((trace, velocity.clone()));
+            velocity
+        });
+        (self.combined(predictions), GuidedTrace { passes })
+    }
+
+    fn combined(&self, predictions: (Tensor<5>, Option<Tensor<5>>)) -> Tensor<5> {
+        match predictions {
             (conditional, None) => conditional,
             (conditional, Some(unconditional)) => guided(conditional, unconditional, self.guidance_scale),
         }
@@ -130,10 +151,19 @@ impl<'a> GuidedVelocity<'a> {
 
     /// The two predictions v_cond and v_uncond; no second one without guidance. Arguments as for [`velocity`](Self::velocity).
     pub fn predictions(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, Option<Tensor<5>>) {
+        self.predictions_by(latents, timesteps, &mut |latents, timesteps, text| self.transformer.forward(latents, timesteps, text))
+    }
+
+    /// As [`predictions`](Self::predictions), with the transformer's part done by `forward`.
+    fn predictions_by(
+        &self,
+        latents: Tensor<5>,
+        timesteps: &[f64],
+        forward: &mut dyn FnMut(Tensor<5>, &[f64], &TextContext) -> Tensor<5>,
+    ) -> (Tensor<5>, Option<Tensor<5>>) {
         let batch = self.samples;
         assert_eq!(latents.dims()[0], batch, "latents of another batch size");
         let timesteps = if timesteps.len() == 1 { vec![timesteps[0]; batch] } else { timesteps.to_vec() };
-        let forward = |latents, timesteps: &[f64], text| self.transformer.forward(latents, timesteps, text);
         match &self.branches {
             Branches::Conditional(text) => (forward(latents, &timesteps, text), None),
             Branches::InTurn(texts) => {
@@ -147,6 +177,27 @@ impl<'a> GuidedVelocity<'a> {
                 let half = |from| velocities.clone().narrow(0, from, batch);
                 (half(0), Some(half(batch)))
             }
+        }
+    }
+}
+
+/// The way back from a velocity of [`GuidedVelocity::velocity_traced`].
+#[derive(Debug)]
+pub struct GuidedTrace {
+    /// Each pass with the prediction that came of it.
+    passes: Vec<(Trace, Tensor<5>)>,
+}
+
+impl GuidedTrace {
+    /// Goes on where `gradients` ended, those of a function of the velocity: backward through the passes of `transformer`.
+    ///
+    /// # Panics
+    /// If the transformer is another one.
+    pub fn backward(self, transformer: &WanTransformer, gradients: &Gradients, receive: Receive<'_>) {
+        let with_gradient = |(trace, velocity): (Trace, Tensor<5>)| Some((trace, velocity.grad(gradients)?));
+        let passes: Vec<_> = self.passes.into_iter().filter_map(with_gradient).collect();
+        if !passes.is_empty() {
+            transformer.backward_traced(passes, receive);
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod config;
 pub mod guidance;
 pub mod lora;
 pub mod pipeline;
+pub mod random_model;
 pub mod solver;
 pub mod text;
 pub mod transformer;

@@ -9,9 +9,11 @@ use crate::param::{Param, ParamSet, Slot};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::random::{Key, Purpose};
 use memmap2::Mmap;
+use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -88,6 +90,28 @@ impl WeightFiles {
         Ok(())
     }
 
+    /// Checks that the files hold what a model will ask for, before anything is read. `ignored` as for [`Weights::finish`].
+    ///
+    /// # Errors
+    /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor.
+    pub fn check(&self, declared: &[Declared], ignored: &[&str]) -> Result<()> {
+        let (mut missing, mut mis_shaped) = (Vec::new(), Vec::new());
+        for Declared { name, shape, .. } in declared {
+            match self.shape(name) {
+                None => missing.push(name.clone()),
+                Some(got) if got != *shape => mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}")),
+                Some(_) => {}
+            }
+        }
+        let known: HashSet<&str> = declared.iter().map(|tensor| tensor.name.as_str()).chain(ignored.iter().copied()).collect();
+        let mut unexpected: Vec<String> = self.names().filter(|name| !known.contains(name)).map(str::to_owned).collect();
+        unexpected.sort();
+        if missing.is_empty() && mis_shaped.is_empty() && unexpected.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Weights { path: self.path.clone(), missing, mis_shaped, unexpected })
+    }
+
     /// Names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(String::as_str)
@@ -114,15 +138,65 @@ impl WeightFiles {
     /// # Errors
     /// An absent tensor, or a dtype other than f32, f64, f16, bf16, i32, i64.
     pub fn data(&self, name: &str) -> Result<TensorData> {
+        let (dtype, bytes, shape) = self.mapped(name)?;
+        let dtype = dtype_of(dtype).ok_or_else(|| Error::invalid(&self.path, format!("tensor `{name}` has dtype {dtype:?}"), SUPPORTED))?;
+        Ok(TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype))
+    }
+
+    /// The tensor's elements as `dtype`, straight from the map: no copy in the dtype of the file is made, and the pages that were
+    /// read are given back, so that loading a model takes the memory of its tensors and not that of its files besides.
+    ///
+    /// # Errors
+    /// As [`data`](Self::data).
+    pub fn data_as(&self, name: &str, dtype: DType) -> Result<TensorData> {
+        let data = match self.mapped(name)? {
+            (Dtype::BF16, bytes, shape) if dtype == DType::F32 => TensorData::new(widened(bytes, bf16_to_f32), shape),
+            (Dtype::F16, bytes, shape) if dtype == DType::F32 => {
+                TensorData::new(widened(bytes, |bytes| half::f16::from_le_bytes(bytes).to_f32()), shape)
+            }
+            _ => self.data(name)?.convert_dtype(dtype),
+        };
+        self.give_back(name);
+        Ok(data)
+    }
+
+    /// Elements `from..to` of a tensor as f32, without reading the others.
+    ///
+    /// # Errors
+    /// As [`data`](Self::data); a range beyond the tensor.
+    pub fn floats_of(&self, name: &str, range: std::ops::Range<usize>) -> Result<Vec<f32>> {
+        let (dtype, bytes, shape) = self.mapped(name)?;
+        let size = bytes.len() / shape.iter().product::<usize>().max(1);
+        let part = bytes.get(range.start * size..range.end * size).ok_or_else(|| {
+            Error::invalid(&self.path, format!("tensor `{name}` has no elements {range:?}"), "the file has other contents than expected")
+        })?;
+        let unsupported = || Error::invalid(&self.path, format!("tensor `{name}` has dtype {dtype:?}"), SUPPORTED);
+        let data = TensorData::from_bytes_vec(part.to_vec(), [range.len()], dtype_of(dtype).ok_or_else(unsupported)?);
+        data.convert::<f32>().try_into_vec::<f32>().map_err(|_| unsupported())
+    }
+
+    /// Dtype, bytes and shape of a tensor.
+    fn mapped(&self, name: &str) -> Result<(Dtype, &[u8], Vec<usize>)> {
         let absent = || Error::invalid(&self.path, format!("no tensor `{name}`"), "the file has other contents than expected");
         let shard = &self.shards[*self.by_name.get(name).ok_or_else(absent)?];
         let info = shard.metadata.info(name).ok_or_else(absent)?;
         let (from, to) = info.data_offsets;
-        let dtype = dtype_of(info.dtype).ok_or_else(|| {
-            Error::invalid(&self.path, format!("tensor `{name}` has dtype {:?}", info.dtype), "f32, f16 and bf16 weights are supported")
-        })?;
-        let bytes = shard.map[shard.data_start + from..shard.data_start + to].to_vec();
-        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
+        Ok((info.dtype, &shard.map[shard.data_start + from..shard.data_start + to], info.shape.clone()))
+    }
+
+    /// Tells the system that the pages of a tensor will not be needed soon; they are read again if they are.
+    fn give_back(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(shard) = self.by_name.get(name).map(|&shard| &self.shards[shard])
+            && let Some(info) = shard.metadata.info(name)
+        {
+            let (from, to) = info.data_offsets;
+            // SAFETY: the map is a read-only view of a file: a page that was given back has the same content when it is read again.
+            let advised =
+                unsafe { shard.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, shard.data_start + from, to - from) };
+            // advice only: loading works as well without
+            let _ = advised;
+        }
     }
 
     /// The tensor's elements as f32.
@@ -131,10 +205,20 @@ impl WeightFiles {
     /// As [`data`](Self::data).
     pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         let data = self.data(name)?;
-        data.convert::<f32>()
-            .try_into_vec::<f32>()
-            .map_err(|e| Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), "f32, f16 and bf16 weights are supported"))
+        data.convert::<f32>().try_into_vec::<f32>().map_err(|e| Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), SUPPORTED))
     }
+}
+
+const SUPPORTED: &str = "f32, f16 and bf16 weights are supported";
+
+/// Two-byte elements as f32, on all threads.
+fn widened(bytes: &[u8], widen: impl Fn([u8; 2]) -> f32 + Sync) -> Vec<f32> {
+    bytes.par_chunks_exact(2).with_min_len(1 << 16).map(|bytes| widen([bytes[0], bytes[1]])).collect()
+}
+
+/// A bf16 is the upper half of an f32.
+fn bf16_to_f32(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 fn dtype_of(dtype: Dtype) -> Option<DType> {
@@ -180,9 +264,33 @@ pub enum Init {
     FanIn,
 }
 
+/// What a model asks of a source of weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Declared {
+    /// Full name.
+    pub name: String,
+    /// Shape as in the file.
+    pub shape: Vec<usize>,
+    /// How it starts when there is no file.
+    pub init: Init,
+    /// Whether it stays f32 in a bf16 model.
+    pub keep_f32: bool,
+}
+
+impl Declared {
+    /// Number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
 enum Source {
     Files(WeightFiles),
-    Random { seed: u64 },
+    Random {
+        seed: u64,
+    },
+    /// No weights at all.
+    Layout,
 }
 
 struct Book {
@@ -192,6 +300,7 @@ struct Book {
     used: HashSet<String>,
     missing: Vec<String>,
     mis_shaped: Vec<String>,
+    declared: Vec<Declared>,
 }
 
 /// A place in the tree of names of a weight source; a model asks it for its parameters.
@@ -214,8 +323,21 @@ impl Weights {
         Self::new(Source::Random { seed }, device, DType::F32)
     }
 
+    /// What a model would ask for: `build` makes it from a source that has names and shapes but no values. The model itself is good for
+    /// nothing.
+    ///
+    /// # Errors
+    /// Those of `build`.
+    pub fn declared<T>(build: impl FnOnce(Weights) -> Result<T>) -> Result<Vec<Declared>> {
+        let weights = Self::new(Source::Layout, &Device::flex(), DType::BF16);
+        let book = weights.book.clone();
+        build(weights)?;
+        Ok(std::mem::take(&mut book.borrow_mut().declared))
+    }
+
     fn new(source: Source, device: &Device, dtype: DType) -> Self {
-        let book = Book { source, slots: vec![], linears: vec![], used: HashSet::new(), missing: vec![], mis_shaped: vec![] };
+        let book =
+            Book { source, slots: vec![], linears: vec![], used: HashSet::new(), missing: vec![], mis_shaped: vec![], declared: vec![] };
         let device = device.clone().inner();
         Self { book: Rc::new(RefCell::new(book)), prefix: String::new(), device, dtype }
     }
@@ -231,11 +353,11 @@ impl Weights {
         if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// Whether the source has `name` in this sub-tree (always true for a random source).
+    /// Whether the source has `name` in this sub-tree (always true where there is no file).
     pub fn contains(&self, name: &str) -> bool {
         match &self.book.borrow().source {
             Source::Files(files) => files.contains(&self.full_name(name)),
-            Source::Random { .. } => true,
+            Source::Random { .. } | Source::Layout => true,
         }
     }
 
@@ -252,8 +374,11 @@ impl Weights {
     fn param_as<const D: usize>(&self, name: &str, shape: [usize; D], init: Init, dtype: DType) -> Param<D> {
         let name = self.full_name(name);
         let mut book = self.book.borrow_mut();
-        let data = book.fetch(&name, &shape, init).convert_dtype(dtype);
-        let flat = Tensor::<D>::from_data(data, (&self.device, dtype)).reshape([-1]);
+        if matches!(book.source, Source::Layout) {
+            book.declared.push(Declared { name: name.clone(), shape: shape.to_vec(), init, keep_f32: dtype == DType::F32 });
+        }
+        let data = book.fetch(&name, &shape, init, dtype);
+        let flat = Tensor::<1>::from_data(data, (&self.device, dtype));
         let slot = Slot::new(name, shape.to_vec(), flat);
         book.slots.push(slot.clone());
         Param::new(slot)
@@ -272,6 +397,13 @@ impl Weights {
     /// The device weights are put on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Drops what the book holds of the weights handed out so far: they live as long as the part of the model that asked for them.
+    pub fn forget(&self) {
+        let mut book = self.book.borrow_mut();
+        book.slots.clear();
+        book.linears.clear();
     }
 
     /// Closes the book: all weights and all linear layers, in declaration order.
@@ -297,12 +429,14 @@ impl Weights {
 }
 
 impl Book {
-    /// The tensor, or zeros with an entry in the book if there is none that fits.
-    fn fetch(&mut self, name: &str, shape: &[usize], init: Init) -> TensorData {
+    /// The flat tensor, or zeros with an entry in the book if there is none that fits.
+    fn fetch(&mut self, name: &str, shape: &[usize], init: Init, dtype: DType) -> TensorData {
         self.used.insert(name.to_owned());
-        let zeros = || TensorData::zeros::<f32, _>(shape.to_vec());
+        let count: usize = shape.iter().product();
+        let zeros = || TensorData::zeros::<f32, _>([count]).convert_dtype(dtype);
         match &self.source {
-            Source::Random { seed } => random_data(*seed, name, shape, init),
+            Source::Random { seed } => random_data(*seed, name, shape, init).convert_dtype(dtype),
+            Source::Layout => TensorData::zeros::<f32, _>([1]).convert_dtype(dtype),
             Source::Files(files) => match files.shape(name) {
                 None => {
                     self.missing.push(name.to_owned());
@@ -312,7 +446,7 @@ impl Book {
                     self.mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}"));
                     zeros()
                 }
-                Some(_) => files.data(name).unwrap_or_else(|e| {
+                Some(_) => files.data_as(name, dtype).map(flattened).unwrap_or_else(|e| {
                     self.mis_shaped.push(format!("{name}: {e}"));
                     zeros()
                 }),
@@ -321,19 +455,30 @@ impl Book {
     }
 }
 
+/// The same elements as one row.
+fn flattened(data: TensorData) -> TensorData {
+    let count = data.num_elements();
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::from_bytes(bytes, [count], dtype)
+}
+
 fn random_data(seed: u64, name: &str, shape: &[usize], init: Init) -> TensorData {
     let count: usize = shape.iter().product();
     let key = Key { seed, iteration: 0, prompt: name_id(name), rollout: 0, purpose: Purpose::AdapterInit };
-    let values = match init {
+    TensorData::new(initial_values(&key, count, shape, init), [count])
+}
+
+/// `count` values of a weight of `shape`, drawn from `key`.
+pub(crate) fn initial_values(key: &Key, count: usize, shape: &[usize], init: Init) -> Vec<f32> {
+    match init {
         Init::Zeros => vec![0.0; count],
         Init::Ones => vec![1.0; count],
         Init::Normal(std) => key.normals(count).into_iter().map(|z| (f64::from(z) * std) as f32).collect(),
         Init::FanIn => {
             let fan_in: usize = shape.iter().skip(1).product::<usize>().max(1);
-            uniform(&key, count, 1.0 / (fan_in as f64).sqrt())
+            uniform(key, count, 1.0 / (fan_in as f64).sqrt())
         }
-    };
-    TensorData::new(values, shape.to_vec())
+    }
 }
 
 /// FNV-1a of a name: initial values do not depend on the order of declaration.
@@ -428,11 +573,20 @@ pub const UNFINISHED: &str = ".writing-";
 /// # Errors
 /// The folder does not exist or cannot be written.
 pub fn write_atomically(path: &Path, data: &[u8]) -> Result<()> {
-    use std::io::Write;
+    write_streamed(path, |file| file.write_all(data))
+}
+
+/// As [`write_atomically`], for a content that is made while it is written.
+///
+/// # Errors
+/// As [`write_atomically`], and what `write` fails with.
+pub fn write_streamed(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let wrap = |e| Error::write(path, e);
     let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(dir).map_err(wrap)?;
-    file.write_all(data).map_err(wrap)?;
+    let mut buffered = std::io::BufWriter::with_capacity(1 << 20, file.as_file_mut());
+    write(&mut buffered).and_then(|()| buffered.flush()).map_err(wrap)?;
+    drop(buffered);
     file.as_file().sync_all().map_err(wrap)?;
     make_readable(file.path()).map_err(wrap)?;
     file.persist(path).map_err(|e| wrap(e.error))?;

@@ -105,6 +105,22 @@ fn matches_reference_inside_the_encoder() {
     assert_close("position_bias", &values(&bias), &floats("block0.position_bias_8"));
 }
 
+/// One layer in memory at a time; and a prompt's embedding does not depend on the prompts beside it.
+#[test]
+fn matches_reference_in_stages() {
+    let (reference, ids) = (reference(), golden_ids());
+    let encode =
+        |ids: &[Vec<u32>]| wan::umt5::encode_in_stages(&golden("wan-tiny/text_encoder"), ids, &device(), &mut |_, _| {}).expect("encodes");
+    let together = encode(&ids);
+    let embeds = wan::text::PromptEmbeds::from_rows(together.clone(), 512);
+    assert_close("prompt_embeds", &values(&embeds.to_padded()), &reference.floats("prompt_embeds").expect("in the file"));
+    for (ids, embeds) in ids.iter().zip(together) {
+        let alone = encode(std::slice::from_ref(ids)).remove(0);
+        assert_eq!(wan::weights::to_floats(alone), wan::weights::to_floats(embeds));
+    }
+    assert!(wan::umt5::encode_in_stages(&golden("wan-tiny/text_encoder"), &[vec![384]], &device(), &mut |_, _| {}).is_err());
+}
+
 #[test]
 fn matches_reference_without_padding() {
     let ids: Vec<u32> = integers("short.input_ids").into_iter().map(|id| id as u32).collect();

@@ -3,7 +3,9 @@
 pub mod compare;
 pub mod eval;
 pub mod inspect;
+pub mod plan;
 pub mod pretrain;
+pub mod random_model;
 pub mod replay;
 pub mod report;
 pub mod reward;

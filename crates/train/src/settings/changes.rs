@@ -5,7 +5,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Keys (or sections, with a dot at the end) that change how long a run goes on and what it writes, but not what it computes.
-const HARMLESS: [&str; 6] = ["output_dir", "train.iterations", "checkpoint.", "debug.", "eval.videos", "eval.bootstrap"];
+const HARMLESS: [&str; 8] = [
+    "output_dir",
+    "model.embedding_cache",
+    "train.iterations",
+    "train.activation_checkpointing",
+    "checkpoint.",
+    "debug.",
+    "eval.videos",
+    "eval.bootstrap",
+];
 
 /// One key with different values.
 #[derive(Debug, Clone, PartialEq, Eq)]

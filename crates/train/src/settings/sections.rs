@@ -18,6 +18,10 @@ use super::PromptSource;
 pub struct ModelSettings {
     /// A folder in the diffusers layout (`model_index.json`, `transformer/`, `vae/`, ...).
     pub path: PathBuf,
+    /// Folder for the embeddings of prompts: what is in it is not encoded again, by no run. The text encoder is then read layer by layer,
+    /// and not at all when nothing is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_cache: Option<PathBuf>,
 }
 
 /// `[prompts]`
@@ -159,6 +163,10 @@ pub struct TrainSettings {
     /// Share of an iteration's samples or updates that may be left out because they are not finite; more of them end the run.
     #[serde(default = "default::max_skipped")]
     pub max_skipped: f64,
+    /// Keep only what each block of the transformer starts from and compute the rest again in backward: a fraction of the memory for one
+    /// more forward pass. The gradients are the same, bit for bit, on the CPU in f32.
+    #[serde(default)]
+    pub activation_checkpointing: bool,
 }
 
 /// `[eval]`: deterministic sampling of held-out prompts from fixed noise.

@@ -54,6 +54,9 @@ impl Settings {
         let rollout = &self.rollout;
         GroupLayout::new(rollout.prompts_per_iteration, rollout.group_size).map_err(|error| from_grpo("rollout", &error))?;
         at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")?;
+        let hint = "one of them keeps the graph of a step, the other gives it up to save memory; switch one off";
+        let both = rollout.retain_step && self.train.activation_checkpointing;
+        require(!both, "rollout.retain_step", true, "false with `train.activation_checkpointing`", hint)?;
         let Some(steps) = rollout.compressed_suffix else { return Ok(()) };
         let field = "rollout.compressed_suffix";
         at_least_one(field, steps, "leave it out to take every step of the schedule")?;

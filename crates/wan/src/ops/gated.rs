@@ -54,10 +54,11 @@ impl GatedOps for Flex {
 impl<C: CheckpointStrategy> GatedOps for Autodiff<Flex, C> {
     fn gated_sum(x: FloatTensor<Self>, h: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
         let nodes = [x.node(), h.node(), gate.node()];
+        let needs_h = gate.is_tracked();
         let [x, h, gate] = [x, h, gate].map(|t| t.into_primitive().to_contiguous());
         let y = Flex::gated_sum(x, h.clone(), gate.clone());
         match GatedBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((h, gate), y),
+            OpsKind::Tracked(prep) => prep.finish((needs_h.then_some(h), gate), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
@@ -67,16 +68,17 @@ impl<C: CheckpointStrategy> GatedOps for Autodiff<Flex, C> {
 struct GatedBackward;
 
 impl Backward<Flex, 3> for GatedBackward {
-    /// h and gate
-    type State = (FlexTensor, FlexTensor);
+    /// h, if the gate has a gradient, and gate
+    type State = (Option<FlexTensor>, FlexTensor);
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [of_x, of_h, of_gate] = ops.parents;
         let gradient = grads.consume::<Flex>(&ops.node).to_contiguous();
         let (h, gate) = ops.state;
         if of_h.is_some() || of_gate.is_some() {
-            let (dh, dgate) = gradients(&h, &gate, &gradient, of_gate.is_some());
-            of_h.inspect(|node| grads.register::<Flex>(node.id, tensor(dh, dims::<3>(&h))));
+            // without the sums h is not looked at
+            let (dh, dgate) = gradients(h.as_ref().unwrap_or(&gradient), &gate, &gradient, of_gate.is_some());
+            of_h.inspect(|node| grads.register::<Flex>(node.id, tensor(dh, dims::<3>(&gradient))));
             of_gate.inspect(|node| grads.register::<Flex>(node.id, tensor(dgate, dims::<3>(&gate))));
         }
         of_x.inspect(|node| grads.register::<Flex>(node.id, gradient));

@@ -31,7 +31,7 @@ pub struct LowRank {
 /// y = x W^T + bias + scale (x A^T) B^T
 /// ```
 ///
-/// Backward keeps x and x A^T; a frozen weight costs no gradient.
+/// Backward keeps x and x A^T. A frozen weight costs no gradient, and x is not kept where nothing but x is trained through it.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, adapter: Option<LowRank>) -> Tensor<2> {
     let parts = Parts { biased: bias.is_some(), adapter_scale: adapter.as_ref().map(|adapter| adapter.scale as f32) };
     let bias = bias.unwrap_or_else(|| absent(&x)).into_dispatch();
@@ -76,10 +76,11 @@ impl<C: CheckpointStrategy> LinearOps for Autodiff<Flex, C> {
         parts: Parts,
     ) -> FloatTensor<Self> {
         let nodes = [x.node(), weight.node(), bias.node(), a.node(), b.node()];
+        let needs_x = weight.is_tracked() || a.is_tracked();
         let layer = Layer::new([x, weight, bias, a, b].map(|t| t.into_primitive()), parts);
         let (y, low) = layer.forward();
         match LinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((layer, low), y),
+            OpsKind::Tracked(prep) => prep.finish((if needs_x { layer } else { Layer { x: None, ..layer } }, low), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
@@ -88,8 +89,9 @@ impl<C: CheckpointStrategy> LinearOps for Autodiff<Flex, C> {
 /// The inputs of the operation.
 #[derive(Debug, Clone)]
 struct Layer {
-    /// [rows, in]
-    x: FlexTensor,
+    /// [rows, in]; none where backward does without.
+    x: Option<FlexTensor>,
+    rows: usize,
     /// [out, in]
     weight: FlexTensor,
     /// `[out]`
@@ -119,7 +121,7 @@ impl Backward<Flex, 5> for LinearBackward {
             grads.register::<Flex>(node.id, tensor(column_sums(g, out), [out]));
         }
         if let Some(node) = of_b {
-            grads.register::<Flex>(node.id, tensor(layer.b_gradient(g, &low), [out, low.len() / dims::<2>(&layer.x)[0]]));
+            grads.register::<Flex>(node.id, tensor(layer.b_gradient(g, &low), [out, low.len() / layer.rows]));
         }
         if of_x.is_some() || of_a.is_some() {
             let (dx, low_gradient) = layer.input_gradient(g);
@@ -127,7 +129,7 @@ impl Backward<Flex, 5> for LinearBackward {
                 let (da, rank) = layer.a_gradient(&low_gradient);
                 grads.register::<Flex>(node.id, tensor(da, [rank, inputs]));
             }
-            of_x.inspect(|node| grads.register::<Flex>(node.id, tensor(dx, dims::<2>(&layer.x))));
+            of_x.inspect(|node| grads.register::<Flex>(node.id, tensor(dx, [layer.rows, inputs])));
         }
     }
 }
@@ -136,12 +138,16 @@ impl Layer {
     fn new(inputs: [FlexTensor; 5], parts: Parts) -> Self {
         let [x, weight, bias, a, b] = inputs.map(|t| t.to_contiguous());
         let (bias, low_rank) = (parts.biased.then_some(bias), parts.adapter_scale.map(|_| (a, b)));
-        Self { x, weight, bias, low_rank, scale: parts.adapter_scale.unwrap_or(0.0) }
+        Self { rows: dims::<2>(&x)[0], x: Some(x), weight, bias, low_rank, scale: parts.adapter_scale.unwrap_or(0.0) }
+    }
+
+    fn x(&self) -> &[f32] {
+        floats(self.x.as_ref().expect("kept where a gradient needs it"))
     }
 
     /// y [rows, out] and x A^T [rows, rank].
     fn forward(&self) -> (FlexTensor, Vec<f32>) {
-        let ([rows, inputs], [out, _]) = (dims(&self.x), dims(&self.weight));
+        let (rows, [out, inputs]) = (self.rows, dims(&self.weight));
         let weight = Packed::new(floats(&self.weight), [inputs, out], [1, inputs]);
         let start = self.bias.as_ref().map_or(Start::Zero, |bias| Start::Row(floats(bias)));
         let low_rank = self.low_rank.as_ref().map(|(a, b)| {
@@ -150,7 +156,7 @@ impl Layer {
             let b = Packed::new(&scaled(floats(b), self.scale), [rank, out], [1, rank]);
             Bypass { down: a, up: b, rank }
         });
-        let (y, low) = multiply_with_bypass([rows, out, inputs], floats(&self.x), &weight, start, low_rank.as_ref());
+        let (y, low) = multiply_with_bypass([rows, out, inputs], self.x(), &weight, start, low_rank.as_ref());
         (tensor(y, [rows, out]), low)
     }
 
@@ -160,7 +166,7 @@ impl Layer {
     ///
     /// dx [rows, in] and h [rows, rank].
     fn input_gradient(&self, g: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let ([rows, inputs], [out, _]) = (dims(&self.x), dims(&self.weight));
+        let (rows, [out, inputs]) = (self.rows, dims(&self.weight));
         let weight = Packed::new(floats(&self.weight), [out, inputs], [inputs, 1]);
         let low_rank = self.low_rank.as_ref().map(|(a, b)| {
             let rank = dims::<2>(a)[0];
@@ -173,18 +179,17 @@ impl Layer {
 
     /// dW = g^T x
     fn weight_gradient(&self, g: &[f32]) -> Vec<f32> {
-        outer_product(g, floats(&self.x), dims::<2>(&self.x)[0])
+        outer_product(g, self.x(), self.rows)
     }
 
     /// dA [rank, in] = h^T x, and the rank
     fn a_gradient(&self, low_gradient: &[f32]) -> (Vec<f32>, usize) {
-        let rows = dims::<2>(&self.x)[0];
-        (outer_product(low_gradient, floats(&self.x), rows), low_gradient.len() / rows)
+        (outer_product(low_gradient, self.x(), self.rows), low_gradient.len() / self.rows)
     }
 
     /// dB [out, rank] = scale g^T (x A^T)
     fn b_gradient(&self, g: &[f32], low: &[f32]) -> Vec<f32> {
-        let rows = dims::<2>(&self.x)[0];
+        let rows = self.rows;
         let (out, rank) = (g.len() / rows, low.len() / rows);
         let transposed = outer_product(low, g, rows);
         (0..out * rank).map(|i| self.scale * transposed[i % rank * out + i / rank]).collect()

@@ -12,9 +12,10 @@ pub use scheduler::SchedulerConfig;
 use crate::error::{Error, Result};
 use crate::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
 use crate::solver::{Solver, SolverKind};
-use crate::text::{PromptEmbeds, TextEncoder};
-use crate::transformer::WanTransformer;
-use crate::vae::AutoencoderKlWan;
+use crate::text::{PromptEmbeds, PromptEncoder};
+use crate::transformer::{TransformerConfig, WanTransformer};
+use crate::umt5::Umt5Config;
+use crate::vae::{AutoencoderKlWan, VaeConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::{Key, Purpose, Schedule};
 use std::path::Path;
@@ -27,7 +28,7 @@ pub struct WanPipeline {
     /// Latents to video and back; always f32.
     pub vae: AutoencoderKlWan,
     /// Prompts to embeddings.
-    pub text_encoder: TextEncoder,
+    pub text_encoder: PromptEncoder,
     /// How the model's authors sample from it.
     pub scheduler: SchedulerConfig,
     device: Device,
@@ -43,39 +44,39 @@ pub struct Sample {
 }
 
 impl WanPipeline {
-    /// Reads a model folder. Transformer and text encoder are held as `dtype` (f32 or bf16).
+    /// Reads a model folder. Transformer and text encoder are held as `dtype` (f32 or bf16); a large text encoder is not held at all in
+    /// f32, but read whenever there is a prompt to encode.
     ///
     /// # Errors
     /// No such folder; files missing (all named at once); another kind of model; a part that cannot be read, or whose
     /// sizes do not fit the others.
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
-        folder::check(dir)?;
-        let pipeline = Self {
-            scheduler: SchedulerConfig::load(&dir.join("scheduler"))?,
-            transformer: WanTransformer::load(&dir.join("transformer"), device, dtype)?,
-            vae: AutoencoderKlWan::load(&dir.join("vae"), device, DType::F32)?,
-            text_encoder: TextEncoder::load(dir, device, dtype)?,
-            device: device.clone(),
-        };
-        pipeline.check_parts(dir)?;
-        Ok(pipeline)
+        let (transformer, vae) = Self::load_without_text(dir, device, dtype)?;
+        let text_encoder = PromptEncoder::open(dir, device, dtype)?;
+        Ok(Self { scheduler: SchedulerConfig::load(&dir.join("scheduler"))?, transformer, vae, text_encoder, device: device.clone() })
     }
 
-    /// The parts must agree about the latents and about the text.
-    fn check_parts(&self, dir: &Path) -> Result<()> {
-        let (transformer, vae, text) = (&self.transformer.config, &self.vae.config, &self.text_encoder.encoder.config);
-        let pairs = [
-            ("transformer in_channels", transformer.in_channels, "vae z_dim", vae.z_dim),
-            ("transformer out_channels", transformer.out_channels, "vae z_dim", vae.z_dim),
-            ("transformer text_dim", transformer.text_dim, "text_encoder d_model", text.d_model),
-        ];
-        for (name, size, other, expected) in pairs {
-            if size != expected {
-                let reason = format!("{name} is {size}, but {other} is {expected}");
-                return Err(Error::invalid(dir, reason, "transformer/, vae/ and text_encoder/ must be those of one model"));
-            }
-        }
-        Ok(())
+    /// The parts that denoise and decode, for a caller that has the embeddings of its prompts already. Dtypes as for
+    /// [`load`](Self::load).
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); the text encoder has to be there, but its weights are not read.
+    pub fn load_without_text(dir: &Path, device: &Device, dtype: DType) -> Result<(WanTransformer, AutoencoderKlWan)> {
+        Self::check(dir)?;
+        let transformer = WanTransformer::load(&dir.join("transformer"), device, dtype)?;
+        Ok((transformer, AutoencoderKlWan::load(&dir.join("vae"), device, DType::F32)?))
+    }
+
+    /// Whether a folder holds a model that can be loaded; reads its configs.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), but for the weights.
+    pub fn check(dir: &Path) -> Result<()> {
+        folder::check(dir)?;
+        SchedulerConfig::load(&dir.join("scheduler"))?;
+        let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
+        let vae = VaeConfig::read(&dir.join("vae/config.json"))?;
+        check_parts(dir, &transformer, &vae, &Umt5Config::load(&dir.join("text_encoder"))?)
     }
 
     /// Makes one video. `on_step(done, total)` is called after every denoising step.
@@ -110,6 +111,22 @@ impl WanPipeline {
         let batching = GuidanceBatching::for_tokens(self.transformer.num_tokens(shape));
         GuidedVelocity::new(&self.transformer, text, &[0], guidance_scale, batching)
     }
+}
+
+/// The parts must agree about the latents and about the text.
+fn check_parts(dir: &Path, transformer: &TransformerConfig, vae: &VaeConfig, text: &Umt5Config) -> Result<()> {
+    let pairs = [
+        ("transformer in_channels", transformer.in_channels, "vae z_dim", vae.z_dim),
+        ("transformer out_channels", transformer.out_channels, "vae z_dim", vae.z_dim),
+        ("transformer text_dim", transformer.text_dim, "text_encoder d_model", text.d_model),
+    ];
+    for (name, size, other, expected) in pairs {
+        if size != expected {
+            let reason = format!("{name} is {size}, but {other} is {expected}");
+            return Err(Error::invalid(dir, reason, "transformer/, vae/ and text_encoder/ must be those of one model"));
+        }
+    }
+    Ok(())
 }
 
 /// Takes latents [B, C, f, h, w] from noise to data. `on_step(step, next_latents)` is called after every step.

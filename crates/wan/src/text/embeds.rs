@@ -31,6 +31,18 @@ impl PromptEmbeds {
         Self { embeds: cut(padded, &lengths), lengths, padded_length }
     }
 
+    /// From the embeddings of each prompt, [n, D] each.
+    ///
+    /// # Panics
+    /// If there is no prompt, or they have different features.
+    pub fn from_rows(prompts: Vec<Tensor<2>>, padded_length: usize) -> Self {
+        assert!(!prompts.is_empty(), "an empty list is not a batch");
+        let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.dims()[0]).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        let rows = prompts.into_iter().map(|prompt| pad(prompt.unsqueeze(), longest)).collect();
+        Self { embeds: Tensor::cat(rows, 0), lengths, padded_length }
+    }
+
     /// The embeddings with their padding, [B, padded_length, D].
     pub fn to_padded(&self) -> Tensor<3> {
         pad(self.embeds.clone(), self.padded_length)

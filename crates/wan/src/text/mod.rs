@@ -2,16 +2,18 @@
 
 mod clean;
 mod embeds;
+mod staged;
 mod tokenizer;
 mod words;
 
 pub use clean::prompt_clean;
 pub use embeds::PromptEmbeds;
+pub use staged::{PromptEncoder, StagedTextEncoder};
 pub use tokenizer::PromptTokenizer;
 pub use words::{WORD_TOKENIZER_CONFIG_JSON, word_tokenizer_json, word_tokenizer_vocab_size};
 
 use crate::error::{Error, Result};
-use crate::umt5::Umt5Encoder;
+use crate::umt5::{Umt5Config, Umt5Encoder};
 use burn::tensor::{DType, Device};
 use std::path::Path;
 
@@ -30,11 +32,7 @@ impl TextEncoder {
     /// # Errors
     /// The tokenizer has ids for which the encoder has no embedding.
     pub fn new(tokenizer: PromptTokenizer, encoder: Umt5Encoder) -> Result<Self> {
-        let (tokens, rows) = (tokenizer.vocab_size(), encoder.config.vocab_size);
-        if tokens > rows {
-            let reason = format!("{tokens} tokens, but the text encoder has vocab_size {rows}");
-            return Err(Error::invalid(tokenizer.path(), reason, "tokenizer/ and text_encoder/ must belong together"));
-        }
+        check_vocabulary(&tokenizer, &encoder.config)?;
         Ok(Self { tokenizer, encoder })
     }
 
@@ -65,12 +63,25 @@ impl TextEncoder {
 
     fn run(&self, prompts: &[&str], max_sequence_length: usize, record: bool) -> Result<PromptEmbeds> {
         if prompts.is_empty() {
-            let (reason, hint) = ("there is nothing to encode".into(), "give at least one prompt".into());
-            return Err(Error::Argument { field: "prompts", value: "[]".into(), reason, hint });
+            return Err(no_prompt());
         }
         let encode = |prompt: &&str| self.tokenizer.encode(prompt, max_sequence_length);
         let ids: Vec<Vec<u32>> = prompts.iter().map(encode).collect::<Result<_>>()?;
         let lengths = ids.iter().map(Vec::len).collect();
         Ok(PromptEmbeds { embeds: self.encoder.forward(&ids, record), lengths, padded_length: max_sequence_length })
     }
+}
+
+fn no_prompt() -> Error {
+    let (reason, hint) = ("there is nothing to encode".into(), "give at least one prompt".into());
+    Error::Argument { field: "prompts", value: "[]".into(), reason, hint }
+}
+
+fn check_vocabulary(tokenizer: &PromptTokenizer, encoder: &Umt5Config) -> Result<()> {
+    let (tokens, rows) = (tokenizer.vocab_size(), encoder.vocab_size);
+    if tokens <= rows {
+        return Ok(());
+    }
+    let reason = format!("{tokens} tokens, but the text encoder has vocab_size {rows}");
+    Err(Error::invalid(tokenizer.path(), reason, "tokenizer/ and text_encoder/ must belong together"))
 }

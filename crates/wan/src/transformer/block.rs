@@ -12,8 +12,8 @@ use burn::tensor::{DType, Int, Tensor};
 /// Keys and values of the text in one block, [B, T, D] each.
 #[derive(Debug, Clone)]
 pub struct TextKv {
-    keys: Tensor<3>,
-    values: Tensor<3>,
+    pub(super) keys: Tensor<3>,
+    pub(super) values: Tensor<3>,
 }
 
 impl TextKv {
@@ -66,7 +66,15 @@ impl Block {
 
     /// Keys and values of the embedded text [B, T, D].
     pub fn text_kv(&self, text: Tensor<3>) -> TextKv {
-        TextKv { keys: self.attn2.keys(text.clone(), None), values: self.attn2.to_v.forward(text) }
+        TextKv { keys: self.text_keys(text.clone()), values: self.text_values(text) }
+    }
+
+    pub(super) fn text_keys(&self, text: Tensor<3>) -> Tensor<3> {
+        self.attn2.keys(text, None)
+    }
+
+    pub(super) fn text_values(&self, text: Tensor<3>) -> Tensor<3> {
+        self.attn2.to_v.forward(text)
     }
 
     /// x [B, L, D], modulation [B, S, 6, D] -> [B, L, D].

@@ -66,13 +66,26 @@ impl TransformerConfig {
     /// The sizes of a released text-to-video model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
     /// `Wan2.1-T2V-14B-Diffusers`): enough to plan a run on a machine that does not have it.
     pub fn released(folder: &str) -> Option<Self> {
-        let (num_attention_heads, ffn_dim, num_layers) = match folder.to_ascii_lowercase() {
-            name if !name.contains("wan2.1-t2v") => return None,
-            name if name.contains("1.3b") => (12, 8960, 30),
-            name if name.contains("14b") => (40, 13824, 40),
-            _ => return None,
-        };
-        Some(Self {
+        match folder.to_ascii_lowercase() {
+            name if !name.contains("wan2.1-t2v") => None,
+            name if name.contains("1.3b") => Some(Self::wan21_1_3b()),
+            name if name.contains("14b") => Some(Self::wan21_14b()),
+            _ => None,
+        }
+    }
+
+    /// Wan2.1 text-to-video 1.3B.
+    pub fn wan21_1_3b() -> Self {
+        Self::wan21(12, 8960, 30)
+    }
+
+    /// Wan2.1 text-to-video 14B.
+    pub fn wan21_14b() -> Self {
+        Self::wan21(40, 13824, 40)
+    }
+
+    fn wan21(num_attention_heads: usize, ffn_dim: usize, num_layers: usize) -> Self {
+        Self {
             patch_size: [1, 2, 2],
             num_attention_heads,
             attention_head_dim: 128,
@@ -88,7 +101,7 @@ impl TransformerConfig {
             image_dim: None,
             added_kv_proj_dim: None,
             rope_max_seq_len: rope_default(),
-        })
+        }
     }
 
     fn check(&self) -> std::result::Result<(), (String, &'static str)> {

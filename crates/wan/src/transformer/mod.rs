@@ -7,6 +7,7 @@ pub mod attention;
 pub mod block;
 pub mod config;
 pub mod patch;
+pub mod recompute;
 pub mod rope;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use block::{Block, TextKv};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 pub use config::TransformerConfig;
 use patch::PatchGrid;
+use rope::Rope;
 use std::path::Path;
 use time::TimeEmbedding;
 
@@ -50,6 +52,9 @@ pub struct TextContext {
     blocks: Vec<TextKv>,
     /// Additive bias on the keys [1, 1, 1, T], if the zero padding was collapsed into the last key.
     bias: Option<Tensor<4>>,
+    /// Where it comes from, and the row of that of each sample: enough to compute it again.
+    prompts: PromptEmbeds,
+    rows: Vec<usize>,
 }
 
 impl TextContext {
@@ -59,7 +64,9 @@ impl TextContext {
     /// If there is no index.
     pub fn select(&self, indices: &[usize]) -> Self {
         assert!(!indices.is_empty(), "an empty selection is not a batch");
-        Self { blocks: self.blocks.iter().map(|kv| kv.select(indices)).collect(), bias: self.bias.clone() }
+        let rows = indices.iter().map(|&i| self.rows[i]).collect();
+        let blocks = self.blocks.iter().map(|kv| kv.select(indices)).collect();
+        Self { blocks, bias: self.bias.clone(), prompts: self.prompts.clone(), rows }
     }
 }
 
@@ -101,22 +108,15 @@ impl WanTransformer {
     /// the attention. They are all equal, so one key with additive bias `ln(count)` stands for all of them, exactly.
     /// `record` says whether gradients are to flow (an adapter may sit on the text projections).
     pub fn text_context(&self, text: &PromptEmbeds, record: bool) -> TextContext {
-        let [batch, length, dim] = text.embeds.dims();
-        let padding = text.padded_length.saturating_sub(length);
-        let mut rows = text.embeds.clone();
-        let mut bias = None;
-        if padding > 0 {
-            let device = rows.device();
-            rows = Tensor::cat(vec![rows, Tensor::zeros([batch, 1, dim], &device)], 1);
-            let mut values = vec![0.0_f32; length + 1];
-            values[length] = (padding as f64).ln() as f32;
-            bias = Some(Tensor::<1>::from_data(TensorData::new(values, [length + 1]), &device.inner()).reshape([1, 1, 1, length + 1]));
-        }
-        if record {
-            rows = rows.autodiff();
-        }
-        let hidden = self.text_2.forward(gelu_tanh(self.text_1.forward(cast(rows, self.dtype))));
-        TextContext { blocks: self.blocks.iter().map(|block| block.text_kv(hidden.clone())).collect(), bias }
+        let (rows, bias) = text_rows(text);
+        let hidden = self.embed_text(if record { rows.autodiff() } else { rows });
+        let blocks = self.blocks.iter().map(|block| block.text_kv(hidden.clone())).collect();
+        TextContext { blocks, bias, prompts: text.clone(), rows: (0..text.batch_size()).collect() }
+    }
+
+    /// The text as the blocks read it: [B, T, text_dim] -> [B, T, D].
+    fn embed_text(&self, rows: Tensor<3>) -> Tensor<3> {
+        self.text_2.forward(gelu_tanh(self.text_1.forward(cast(rows, self.dtype))))
     }
 
     /// Velocity v(x, t, text), same shape as the latents (floor-cropped to whole patches), f32.
@@ -131,15 +131,21 @@ impl WanTransformer {
     /// As [`forward`](Self::forward), with the timesteps' sinusoids [B, S, freq_dim] given.
     pub fn forward_from_sinusoids(&self, latents: Tensor<5>, sinusoids: Tensor<3>, text: &TextContext) -> Tensor<5> {
         let grid = PatchGrid::new(&self.config, latents.dims());
-        let rope = rope::Rope::new(&self.config, &grid, &latents.device());
-        let tokens = grid.patchify(latents);
-        let sinusoids = if tokens.is_autodiff() { sinusoids.autodiff() } else { sinusoids };
-        let mut hidden = self.patch_embedding.forward(cast(tokens, self.dtype));
-        let (temb, modulation) = self.time.forward(sinusoids, self.dtype);
+        let rope = Rope::new(&self.config, &grid, &latents.device());
+        let Embedded { mut hidden, temb, modulation } = self.embed(latents, sinusoids, &grid);
         for (block, kv) in self.blocks.iter().zip(&text.blocks) {
             hidden = block.forward(hidden, &modulation, &rope, kv, text.bias.as_ref());
         }
         grid.unpatchify(cast(self.head(hidden, &temb), DType::F32))
+    }
+
+    /// What the blocks start from.
+    fn embed(&self, latents: Tensor<5>, sinusoids: Tensor<3>, grid: &PatchGrid) -> Embedded {
+        let tokens = grid.patchify(latents);
+        let sinusoids = if tokens.is_autodiff() { sinusoids.autodiff() } else { sinusoids };
+        let hidden = self.patch_embedding.forward(cast(tokens, self.dtype));
+        let (temb, modulation) = self.time.forward(sinusoids, self.dtype);
+        Embedded { hidden, temb, modulation }
     }
 
     /// hidden [B, L, D], temb [B, S, D] (itself, not its projection) -> [B, L, pt ph pw C].
@@ -148,8 +154,13 @@ impl WanTransformer {
     /// proj_out(LN(x) (1 + scale) + shift),   (shift, scale) = scale_shift_table + temb
     /// ```
     fn head(&self, hidden: Tensor<3>, temb: &Tensor<3>) -> Tensor<3> {
+        self.head_of(hidden, [temb, temb])
+    }
+
+    /// As [`head`](Self::head), with the temb of the shift and that of the scale.
+    fn head_of(&self, hidden: Tensor<3>, temb: [&Tensor<3>; 2]) -> Tensor<3> {
         let table = self.scale_shift_table.suit(&hidden);
-        let part = |i: usize| table.clone().narrow(1, i, 1) + cast(temb.clone(), DType::F32);
+        let part = |i: usize| table.clone().narrow(1, i, 1) + cast(temb[i].clone(), DType::F32);
         let (shift, scale) = (part(0), part(1));
         let normed = modulated_norm(hidden, scale, shift, Modulation { offset: 1.0, eps: self.config.eps });
         self.proj_out.forward(cast(normed, self.dtype))
@@ -164,4 +175,27 @@ impl WanTransformer {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+}
+
+/// Tokens [B, L, D], their timesteps' embedding [B, S, D] and the blocks' modulation [B, S, 6, D].
+struct Embedded {
+    hidden: Tensor<3>,
+    temb: Tensor<3>,
+    modulation: Tensor<4>,
+}
+
+/// The rows of the text [B, T, text_dim], with the zero padding collapsed into the last one, and the bias of the keys that accounts for it.
+fn text_rows(text: &PromptEmbeds) -> (Tensor<3>, Option<Tensor<4>>) {
+    let [batch, length, dim] = text.embeds.dims();
+    let padding = text.padded_length.saturating_sub(length);
+    let mut rows = text.embeds.clone();
+    let mut bias = None;
+    if padding > 0 {
+        let device = rows.device();
+        rows = Tensor::cat(vec![rows, Tensor::zeros([batch, 1, dim], &device)], 1);
+        let mut values = vec![0.0_f32; length + 1];
+        values[length] = (padding as f64).ln() as f32;
+        bias = Some(Tensor::<1>::from_data(TensorData::new(values, [length + 1]), &device.inner()).reshape([1, 1, 1, length + 1]));
+    }
+    (rows, bias)
 }

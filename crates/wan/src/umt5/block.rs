@@ -6,6 +6,7 @@ use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
+use std::collections::BTreeMap;
 
 /// One layer, pre-norm with residuals.
 #[derive(Debug)]
@@ -31,6 +32,13 @@ impl Block {
     /// x [B, L, D] -> [B, L, D]
     pub fn forward(&self, x: Tensor<3>, positions: &Positions) -> Tensor<3> {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), positions);
+        x.clone() + self.feed_forward.forward(self.feed_forward_norm.forward(x))
+    }
+
+    /// As [`forward`](Self::forward), for sequences of `lengths` tokens one after the other, x [1, sum of lengths, D]. A row depends on
+    /// its own sequence alone, bit for bit where the linear layers promise it (`crate::ops`).
+    pub(super) fn forward_each(&self, x: Tensor<3>, lengths: &[usize], positions: &BTreeMap<usize, Positions>) -> Tensor<3> {
+        let x = x.clone() + self.attention.forward_each(self.attention_norm.forward(x), lengths, positions);
         x.clone() + self.feed_forward.forward(self.feed_forward_norm.forward(x))
     }
 
@@ -140,6 +148,22 @@ impl Attention {
         let mixed = cast(softmax(scores, 3), dtype).matmul(v);
         let [batch, heads, length, features] = mixed.dims();
         self.o.forward(mixed.swap_dims(1, 2).reshape([batch, length, heads * features]))
+    }
+
+    fn forward_each(&self, x: Tensor<3>, lengths: &[usize], positions: &BTreeMap<usize, Positions>) -> Tensor<3> {
+        let table = self.bias_table.suit(&x);
+        let bias: BTreeMap<usize, Tensor<4>> = positions.iter().map(|(&length, of)| (length, of.bias(table.clone()))).collect();
+        let (q, k, v) = (self.q.forward(x.clone()), self.k.forward(x.clone()), self.v.forward(x));
+        let mut from = 0;
+        let mixed = lengths.iter().map(|&length| {
+            let part = |x: &Tensor<3>| self.split_heads(x.clone().narrow(1, from, length));
+            let scores = part(&q).matmul(part(&k).swap_dims(2, 3)) + bias[&length].clone();
+            let mixed = softmax(scores, 3).matmul(part(&v));
+            from += length;
+            let [_, heads, _, features] = mixed.dims();
+            mixed.swap_dims(1, 2).reshape([1, length, heads * features])
+        });
+        self.o.forward(Tensor::cat(mixed.collect(), 1))
     }
 
     /// [B, L, H * K] -> [B, H, L, K]

@@ -64,6 +64,33 @@ impl Umt5Config {
         Ok(config)
     }
 
+    /// The sizes of UMT5-XXL, the text encoder of every released Wan.
+    pub fn xxl() -> Self {
+        Self {
+            vocab_size: 256_384,
+            d_model: 4096,
+            d_kv: 64,
+            d_ff: 10_240,
+            num_layers: 24,
+            num_heads: 64,
+            relative_attention_num_buckets: default_num_buckets(),
+            relative_attention_max_distance: default_max_distance(),
+            layer_norm_epsilon: default_epsilon(),
+            feed_forward_proj: default_feed_forward(),
+        }
+    }
+
+    /// Parameters of the whole encoder.
+    pub fn num_parameters(&self) -> usize {
+        self.vocab_size * self.d_model + self.num_layers * self.num_layer_parameters() + self.d_model
+    }
+
+    /// Parameters of one layer: four projections, the position bias, three feed-forward matrices, two norms.
+    pub fn num_layer_parameters(&self) -> usize {
+        let inner = self.num_heads * self.d_kv;
+        4 * self.d_model * inner + self.relative_attention_num_buckets * self.num_heads + 3 * self.d_model * self.d_ff + 2 * self.d_model
+    }
+
     /// The text of a `config.json` that `transformers` loads as a `UMT5EncoderModel`.
     pub fn to_json(&self) -> String {
         let mut json = serde_json::json!({

@@ -5,9 +5,12 @@
 
 mod block;
 mod config;
+mod staged;
 
 pub use block::{Block, Positions, relative_position_bucket};
 pub use config::Umt5Config;
+
+pub use staged::encode_in_stages;
 
 use crate::error::Result;
 use crate::layers::RmsNorm;

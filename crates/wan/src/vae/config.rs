@@ -84,6 +84,13 @@ impl VaeConfig {
         Ok(config)
     }
 
+    /// The text of a `config.json` that diffusers loads.
+    pub fn to_json(&self) -> String {
+        let mut json = serde_json::json!(self);
+        json["_class_name"] = "AutoencoderKLWan".into();
+        format!("{json:#}\n")
+    }
+
     /// What makes the configuration unusable, with a hint.
     ///
     /// # Errors

@@ -106,9 +106,6 @@ impl AutoencoderKlWan {
     /// # Errors
     /// A file cannot be written.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let config = serde_json::to_value(&self.config).map(with_class_name);
-        let text = config.and_then(|config| serde_json::to_string_pretty(&config));
-        let text = text.map_err(|e| Error::invalid(dir, e.to_string(), "the configuration has a value that JSON lacks"))?;
         let tensors = self.params.iter().map(|slot| {
             let data = slot.value().into_data().convert::<f32>();
             let values = data.try_into_vec::<f32>().map_err(|e| Error::invalid(dir, format!("`{}`: {e:?}", slot.name), "f32 expected"))?;
@@ -117,7 +114,7 @@ impl AutoencoderKlWan {
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let path = dir.join(format!("{WEIGHTS_STEM}.safetensors"));
         write_safetensors(&path, &tensors.collect::<Result<_>>()?, Some(metadata))?;
-        write_atomically(&dir.join(CONFIG_FILE), text.as_bytes())
+        write_atomically(&dir.join(CONFIG_FILE), self.config.to_json().as_bytes())
     }
 
     /// video [B, C, F, H, W] in [-1, 1] -> [B, Z, f, h, w]. Frames beyond `1 + k temporal_factor` are dropped.
@@ -242,11 +239,15 @@ impl AutoencoderKlWan {
 const CONFIG_FILE: &str = "config.json";
 const WEIGHTS_STEM: &str = "diffusion_pytorch_model";
 
-fn with_class_name(mut config: serde_json::Value) -> serde_json::Value {
-    config["_class_name"] = "AutoencoderKLWan".into();
-    config
-}
-
 fn join(mut parts: Vec<Tensor<5>>) -> Tensor<5> {
     if parts.len() == 1 { parts.swap_remove(0) } else { Tensor::cat(parts, 2) }
+}
+
+/// Parameters of an autoencoder.
+///
+/// # Panics
+/// If the configuration is not supported.
+pub fn num_parameters(config: &VaeConfig) -> usize {
+    let declared = Weights::declared(|w| Ok(AutoencoderKlWan::new(config.clone(), &w)));
+    declared.map_or(0, |declared| declared.iter().map(|tensor| tensor.num_elements()).sum())
 }

@@ -1,0 +1,209 @@
+//! `flash-grpo plan`: what a run will take. Needs no weights.
+
+use super::train::RecipeArgs;
+use anyhow::{Result, bail};
+use clap::Args;
+use train::plan::{Machine, ModelSizes, Plan, TextLength, gib, matrix_rate};
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Memory of one device, for instance `80GiB`: says whether the run fits, and what to change if it does not.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    device_memory: Option<u64>,
+    /// Devices that share the samples of an iteration, without losses.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    devices: u64,
+    /// Speed of one device in TFLOP/s, as the run reaches it.
+    #[arg(long, value_name = "TFLOPS")]
+    throughput: Option<f64>,
+    /// Measure the speed of this machine with a matrix product of two seconds: the upper limit of what a run on it reaches.
+    #[arg(long, conflicts_with = "throughput")]
+    measure: bool,
+    /// Price of one device for an hour.
+    #[arg(long, value_name = "PRICE")]
+    price_per_hour: Option<f64>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A recipe that cannot be read or used; a model that is not there and is none of the released ones.
+pub fn run_command(args: &PlanArgs) -> Result<()> {
+    let settings = args.recipe.load()?;
+    let given = [("--throughput", args.throughput), ("--price-per-hour", args.price_per_hour)];
+    for (name, value) in given.iter().filter_map(|(name, value)| Some((name, (*value)?))) {
+        if !(value.is_finite() && value > 0.0) {
+            bail!("`{name}` is `{value}`, expected a number above 0\nhint: `--measure` times this machine");
+        }
+    }
+    let model = ModelSizes::of(&settings)?;
+    let flops = if args.measure { Some(matrix_rate()) } else { args.throughput.map(|tera| tera * 1e12) };
+    let machine = Machine { memory: args.device_memory, devices: args.devices, flops, price_per_hour: args.price_per_hour };
+    let plan = Plan::new(&settings, &model, TextLength::of(&settings), machine)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&plan)?);
+    } else {
+        print!("{}", text(&plan));
+    }
+    Ok(())
+}
+
+/// `80GiB`, `24GB`, or bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 6] = [
+        ("GiB", (1_u64 << 30) as f64),
+        ("MiB", (1_u64 << 20) as f64),
+        ("TiB", (1_u64 << 40) as f64),
+        ("GB", 1e9),
+        ("MB", 1e6),
+        ("TB", 1e12),
+    ];
+    let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).unwrap_or((text, 1.0));
+    match number.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok((value * unit) as u64),
+        _ => Err("expected a size such as `80GiB` or `24GB`".into()),
+    }
+}
+
+fn text(plan: &Plan) -> String {
+    let mut lines = vec![];
+    let (parameters, work, flops) = (&plan.parameters, &plan.work, &plan.flops);
+    lines.push("parameters".into());
+    for (name, count) in [
+        ("transformer", parameters.transformer),
+        ("autoencoder", parameters.vae),
+        ("text encoder", parameters.text_encoder),
+        ("trained", parameters.trained),
+    ] {
+        lines.push(format!("  {name:<24}{:>14}", grouped(count)));
+    }
+    let [c, f, h, w] = work.latents;
+    lines.push("\nwork of one iteration".into());
+    lines.push(format!("  latents                 {c} x {f} x {h} x {w}, {} tokens", grouped(work.tokens)));
+    let source = if work.text.counted { "the longest prompt" } else { "the most that the recipe allows" };
+    lines.push(format!("  text                    {} tokens, {source}", work.text.longest));
+    lines.push(format!("  rollouts                {}, {:.0} velocities of {} branches", work.samples, work.velocities, work.branches));
+    lines.push(format!("  trained transitions     {:.0}", work.replayed + work.retained));
+    lines.push("\noperations".into());
+    let forward = &flops.forward;
+    lines.push(format!("  one forward             {}", tera(forward.total())));
+    let parts = [
+        ("scores", forward.self_scores),
+        ("projections", forward.self_projections),
+        ("feed-forward", forward.feed_forward),
+        ("cross", forward.cross),
+    ];
+    let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {}", tera(*value))).collect();
+    lines.push(format!("                          {}", parts.join(", ")));
+    lines.push(format!("  one training step       {} a branch", tera(flops.update)));
+    lines.push(format!("  decoding a sample       {}", tera(flops.decode)));
+    let iteration = flops.rollout_phase + flops.decode_phase + flops.update_phase;
+    lines.push(format!(
+        "  an iteration            {}: rollout {:.0} %, decode {:.0} %, update {:.0} %",
+        tera(iteration),
+        percent(flops.rollout_phase, iteration),
+        percent(flops.decode_phase, iteration),
+        percent(flops.update_phase, iteration)
+    ));
+    lines.push(format!("  an evaluation           {}, {} videos", tera(flops.evaluation), work.eval_videos));
+    lines.push(format!("  the run                 {}: {} iterations, {} evaluations", tera(flops.run), work.iterations, work.evaluations));
+    lines.push("\npeak memory of one device, in f32".into());
+    for phase in &plan.memory {
+        lines.push(format!("  {:<24}{:>14}", phase.phase, gib(phase.total)));
+        for (name, bytes) in &phase.parts {
+            lines.push(format!("    {name:<32}{:>14}", gib(*bytes)));
+        }
+    }
+    if let (Some(memory), Some(fits)) = (plan.machine.memory, plan.fits) {
+        let verdict = if fits { "fits" } else { "does not fit" };
+        lines.push(format!("\nthe peak of {} {verdict} into {}", gib(plan.peak()), gib(memory)));
+    }
+    lines.extend(plan.advice.iter().map(|advice| format!("hint: {advice}")));
+    if let Some(seconds) = &plan.seconds {
+        let rate = plan.machine.flops.unwrap_or_default();
+        lines.push(format!("\ntime on {} device(s) at {} each, without rewards", plan.machine.devices, tera_per_second(rate)));
+        lines.push(format!(
+            "  an iteration            {}: rollout {}, decode {}, update {}",
+            time(seconds.iteration),
+            time(seconds.rollout),
+            time(seconds.decode),
+            time(seconds.update)
+        ));
+        lines.push(format!("  an evaluation           {}", time(seconds.evaluation)));
+        let price = seconds.price.map(|price| format!(", price {price:.2}")).unwrap_or_default();
+        lines.push(format!("  the run                 {}, {:.1} device hours{price}", time(seconds.run), seconds.device_hours));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn percent(part: f64, whole: f64) -> f64 {
+    100.0 * part / whole
+}
+
+fn tera(flops: f64) -> String {
+    scaled(flops, [(1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")], "MFLOP", 1e6)
+}
+
+fn tera_per_second(flops: f64) -> String {
+    format!("{}/s", tera(flops))
+}
+
+fn time(seconds: f64) -> String {
+    scaled(seconds, [(86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")], "ms", 1e-3)
+}
+
+/// Three digits in the largest unit that makes the number at least 1.
+fn scaled(value: f64, units: [(f64, &str); 4], least: &str, size: f64) -> String {
+    let (size, unit) = units.into_iter().find(|(size, _)| value >= *size).unwrap_or((size, least));
+    let value = value / size;
+    let digits = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {unit}")
+}
+
+/// Digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(bytes("80GiB"), Ok(80 << 30));
+        assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
+        assert_eq!(bytes("1024"), Ok(1024));
+        for wrong in ["", "GiB", "-3GiB", "80 giga", "infGB"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(grouped(1_418_996_800), "1,418,996,800");
+        assert_eq!(grouped(7), "7");
+        assert_eq!(tera(283.4e12), "283 TFLOP");
+        assert_eq!(time(90.0), "1.50 min");
+    }
+}

@@ -1,0 +1,34 @@
+//! `flash-grpo plan`, as a user sees it.
+
+use assert_cmd::Command;
+use std::path::Path;
+
+fn plan(arguments: &[&str]) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::cargo_bin("flash-grpo").expect("binary");
+    let output = command.current_dir(root).arg("plan").args(arguments).output().expect("runs");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn plans() {
+    insta::assert_snapshot!("default_recipe", plan(&[]));
+    let published = ["recipes/flash_grpo_wan_1_3b.toml", "--device-memory", "80GiB", "--devices", "8", "--throughput", "400"];
+    insta::assert_snapshot!("published_recipe", plan(&published));
+    let large = ["recipes/flash_grpo_wan_1_3b.toml", "--set", "model.path=Wan2.1-T2V-14B-Diffusers", "--device-memory", "141GB"];
+    insta::assert_snapshot!("larger_model", plan(&large));
+}
+
+#[test]
+fn json_has_the_same_numbers() {
+    let text = plan(&["recipes/flash_grpo_wan_1_3b.toml", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(json["parameters"]["transformer"], 1_418_996_800_u64);
+    assert_eq!(json["work"]["tokens"], 32_760);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    assert!(plan(&["--device-memory", "lots"]).contains("expected a size such as `80GiB`"));
+    assert!(plan(&["--throughput=-1"]).contains("expected a number above 0"));
+}

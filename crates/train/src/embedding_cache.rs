@@ -1,0 +1,121 @@
+//! Embeddings of prompts on disk, addressed by what they are made of.
+//!
+//! ```text
+//! DIR/KEY.safetensors   `embeds` [n, D], n the tokens of the prompt
+//! KEY = SHA-256(format, fingerprint of the text encoder, token ids)
+//! ```
+//!
+//! A prompt is encoded once, whatever runs use it; another encoder, or another text, is another key.
+
+use crate::error::Result;
+use burn::tensor::{Device, Tensor, TensorData};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use wan::text::StagedTextEncoder;
+use wan::weights::{WeightFiles, to_floats, write_safetensors};
+use wan::{Error as WanError, Result as WanResult};
+
+/// The embeddings of one encoder.
+#[derive(Debug)]
+pub struct EmbeddingCache {
+    dir: PathBuf,
+    fingerprint: [u8; 32],
+    /// D
+    features: usize,
+    device: Device,
+}
+
+/// Changes when the same encoder and ids would give other embeddings.
+const FORMAT: &[u8] = b"flash-grpo embeddings 1";
+
+impl EmbeddingCache {
+    /// The cache in `dir`, which is created, for an encoder.
+    ///
+    /// # Errors
+    /// The folder cannot be created, or the encoder's files cannot be read.
+    pub fn open(dir: &Path, encoder: &StagedTextEncoder, device: &Device) -> Result<Self> {
+        std::fs::create_dir_all(dir).map_err(|e| WanError::write(dir, e))?;
+        let fingerprint = fingerprint(encoder.dir())?;
+        Ok(Self { dir: dir.into(), fingerprint, features: encoder.config.d_model, device: device.clone() })
+    }
+
+    /// Embeddings [n, D] of token ids: those that are not there are made by `encode`, all at once, and kept. `encode` is not called if
+    /// nothing is missing.
+    ///
+    /// # Errors
+    /// Those of `encode`; an embedding cannot be written.
+    pub fn get_or_encode(&self, ids: &[Vec<u32>], encode: impl FnOnce(&[Vec<u32>]) -> Result<Vec<Tensor<2>>>) -> Result<Vec<Tensor<2>>> {
+        let distinct: BTreeSet<&Vec<u32>> = ids.iter().collect();
+        let mut found: HashMap<&Vec<u32>, Tensor<2>> = HashMap::new();
+        found.extend(distinct.iter().filter_map(|&ids| Some((ids, self.read(ids)?))));
+        let absent: Vec<&Vec<u32>> = distinct.into_iter().filter(|ids| !found.contains_key(ids)).collect();
+        if !absent.is_empty() {
+            let made = encode(&absent.iter().map(|&ids| ids.clone()).collect::<Vec<_>>())?;
+            for (ids, embeds) in absent.into_iter().zip(made) {
+                self.write(ids, embeds.clone())?;
+                found.insert(ids, embeds);
+            }
+        }
+        Ok(ids.iter().map(|ids| found[ids].clone()).collect())
+    }
+
+    fn path(&self, ids: &[u32]) -> PathBuf {
+        let mut hash = Sha256::new_with_prefix(FORMAT);
+        hash.update(self.fingerprint);
+        ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        let key: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        self.dir.join(format!("{key}.safetensors"))
+    }
+
+    /// What cannot be read, or has another shape, counts as absent: it is encoded again and replaced.
+    fn read(&self, ids: &[u32]) -> Option<Tensor<2>> {
+        let file = WeightFiles::open_file(&self.path(ids)).ok()?;
+        let shape = [ids.len(), self.features];
+        let values = file.floats("embeds").ok().filter(|_| file.shape("embeds").is_some_and(|got| got == shape))?;
+        Some(Tensor::from_data(TensorData::new(values, shape), &self.device.clone().inner()))
+    }
+
+    fn write(&self, ids: &[u32], embeds: Tensor<2>) -> WanResult<()> {
+        let shape = embeds.dims().to_vec();
+        write_safetensors(&self.path(ids), &BTreeMap::from([("embeds".to_owned(), (shape, to_floats(embeds)))]), None)
+    }
+}
+
+/// Files up to this size are hashed whole.
+const WHOLE: u64 = 1 << 26;
+/// Of larger ones, so many pieces of so many bytes, evenly spread: training changes every weight, so any piece would do.
+const PIECES: u64 = 256;
+const PIECE: u64 = 1 << 16;
+
+/// SHA-256 of config and weights of a text encoder: names, sizes and contents, of large files a sample of them.
+fn fingerprint(dir: &Path) -> WanResult<[u8; 32]> {
+    let read = |e| WanError::read(dir, e);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir).and_then(|entries| entries.map(|e| Ok(e?.path())).collect()).map_err(read)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors" || extension == "json"));
+    files.sort();
+    let mut hash = Sha256::new();
+    for path in files {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name.as_bytes());
+        add_file(&mut hash, &path).map_err(|e| WanError::read(&path, e))?;
+    }
+    Ok(hash.finalize().into())
+}
+
+fn add_file(hash: &mut Sha256, path: &Path) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    hash.update(size.to_le_bytes());
+    if size <= WHOLE {
+        return std::io::copy(&mut file, hash).map(drop);
+    }
+    for i in 0..PIECES {
+        file.seek(SeekFrom::Start(i * (size - PIECE) / (PIECES - 1)))?;
+        std::io::copy(&mut (&mut file).take(PIECE), hash)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Peak memory by phase, as this program uses it: weights and activations in f32, transformer and autoencoder resident, the text encoder
+//! gone before they are loaded.
+//!
+//! The counts of activations are of tensors that are alive at once, read off `wan::transformer` and `wan::ops`. docs/scaling.md compares them
+//! with measurements.
+//!
+//! Legend: `B` samples of a micro-batch, `L` tokens of a sample, `T` text tokens, `D` features, `E` hidden features of the feed-forward, `N`
+//! blocks, `C` channels.
+
+use super::flops::DecoderLayer;
+use super::sizes::{ModelSizes, TextLength, Trained};
+use crate::settings::Settings;
+use serde::Serialize;
+use wan::guidance::GuidanceBatching;
+
+/// Bytes of a number.
+const F32: u64 = 4;
+
+/// What is alive at the peak of a phase.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseMemory {
+    /// `text`, `rollout`, `decode` or `update`.
+    pub phase: &'static str,
+    /// All of it, in bytes.
+    pub total: u64,
+    /// Its parts.
+    pub parts: Vec<(&'static str, u64)>,
+}
+
+impl PhaseMemory {
+    fn new(phase: &'static str, parts: Vec<(&'static str, u64)>) -> Self {
+        let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        Self { phase, total: parts.iter().map(|(_, bytes)| bytes).sum(), parts }
+    }
+}
+
+/// What memory depends on beside the model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    /// L
+    pub tokens: u64,
+    /// `[f, h, w]`
+    pub latents: [u64; 3],
+    pub frames: u64,
+    /// T
+    pub text: TextLength,
+    pub trained: Trained,
+}
+
+/// All phases, in order.
+pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<PhaseMemory> {
+    let resident = resident(model, load);
+    let with = |phase, more: Vec<(&'static str, u64)>| PhaseMemory::new(phase, [resident.clone(), more].concat());
+    let rows = Rows::new(settings);
+    vec![
+        PhaseMemory::new("text", text(model, &load.text)),
+        with("rollout", vec![("text keys and values", rows.text(model, load)), ("activations", rollout(model, load, &rows))]),
+        with("decode", vec![("activations", decode(model, load, settings.rollout.micro_batch as u64))]),
+        with("update", update(settings, model, load, &rows)),
+    ]
+}
+
+/// What stays from the first rollout to the last update.
+fn resident(model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
+    let state = if load.trained.full { STATE - 1 } else { STATE };
+    vec![
+        ("transformer", F32 * model.transformer.num_parameters() as u64),
+        ("trained weights and their state", F32 * state * load.trained.parameters),
+        ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
+        ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
+    ]
+}
+
+/// Copies of a trained weight: itself, the reference policy, two moments, the average, its gradient; and itself, both moments and the
+/// average as they were before the iteration, to go back to if it fails. (Where all weights are trained, the first is the transformer.)
+const STATE: u64 = 10;
+
+/// One layer, twice while it is packed for a product, and the tokens: input, norm, two hidden products.
+fn text(model: &ModelSizes, text: &TextLength) -> Vec<(&'static str, u64)> {
+    let config = &model.text_encoder;
+    let tokens = if text.prompts == 0 { text.longest } else { text.tokens };
+    let (dim, hidden) = (config.d_model as u64, config.d_ff as u64);
+    let at_once = tokens.min(4096 + text.longest);
+    vec![
+        ("one layer of the text encoder", F32 * (config.num_layer_parameters() as u64 + dim * hidden)),
+        ("tokens of all prompts", F32 * tokens * dim),
+        ("activations", F32 * at_once * (2 * dim + 3 * hidden)),
+    ]
+}
+
+/// How many rows go through the transformer at once, and how many graphs are alive.
+struct Rows {
+    /// Samples of one pass, both branches where they go together.
+    batch: u64,
+    /// Passes whose activations are kept until backward.
+    passes: u64,
+}
+
+impl Rows {
+    fn new(settings: &Settings) -> Self {
+        let samples = settings.rollout.micro_batch as u64;
+        if settings.sampling.guidance_scale == 1.0 {
+            return Self { batch: samples, passes: 1 };
+        }
+        // as `replay` decides
+        match GuidanceBatching::for_tokens(crate::replay::TYPICAL_TOKENS * samples as usize) {
+            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1 },
+            GuidanceBatching::InTurn => Self { batch: samples, passes: 2 },
+        }
+    }
+
+    /// Keys and values of all blocks: of the distinct prompts and the negative one, and once more for every row of a pass.
+    fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
+        let rows = 2 + self.batch * self.passes;
+        2 * F32 * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
+    }
+}
+
+/// D-sized tensors of a block in the feed-forward, the widest place: x, and two of size E. The largest weight is packed meanwhile.
+fn rollout(model: &ModelSizes, load: &Load, rows: &Rows) -> u64 {
+    let (d, e) = (model.transformer.dim() as u64, model.transformer.ffn_dim as u64);
+    F32 * (rows.batch * load.tokens * (2 * d + 2 * e) + d * e)
+}
+
+/// What backward keeps of one block, per token.
+///
+/// ```text
+/// norm input, queries and keys before their norm, q, k, v, attended       x n1 q' k' q k v o        8 D
+/// cross-attention: norm input, normed, queries before norm, q, attended   x1 n2 q2' q2 o2           5 D
+/// feed-forward: norm input, before GELU                                   x2 u                      1 D + 1 E
+/// adapters (or all weights) in the feed-forward: normed, after GELU       n3 g                      1 D + 1 E
+/// all weights: outputs of both gated branches                             h1 h2                     2 D
+/// ```
+pub(super) fn block_graph(d: u64, e: u64, trained: &Trained) -> u64 {
+    let feed_forward = if trained.feed_forward { d + e } else { 0 };
+    let gates = if trained.full { 2 * d } else { 0 };
+    14 * d + e + feed_forward + gates
+}
+
+/// Gradients that are alive at once in a block: of its output and its product, of the feed-forward's hidden tensors.
+fn backward_width(d: u64, e: u64) -> u64 {
+    3 * d + 2 * e
+}
+
+fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> Vec<(&'static str, u64)> {
+    let config = &model.transformer;
+    let [d, e, n] = [config.dim(), config.ffn_dim, config.num_layers].map(|x| x as u64);
+    let tokens = rows.batch * load.tokens;
+    let graph = F32 * tokens * block_graph(d, e, &load.trained);
+    let backward = ("gradients of activations", F32 * (tokens * backward_width(d, e) + d * e));
+    let text = ("text keys and values", rows.text(model, load));
+    if !settings.train.activation_checkpointing {
+        return vec![text, ("activations", rows.passes * n * graph), backward];
+    }
+    let own = ("gradients of this pass", F32 * load.trained.parameters);
+    let inputs = ("inputs of the blocks", F32 * rows.passes * (n + 1) * tokens * d);
+    vec![text, inputs, ("activations of one block", graph), backward, own]
+}
+
+/// Elements beyond which a clip is decoded in chunks of time (`AutoencoderKlWan::max_elements_per_pass`).
+const MAX_ELEMENTS: u64 = 1 << 26;
+
+/// The widest layer (its input with two frames of context, its output, its block's input), the frames that every convolution in time
+/// remembers between chunks, and the video.
+fn decode(model: &ModelSizes, load: &Load, batch: u64) -> u64 {
+    let [f, h, w] = load.latents;
+    let config = &model.vae;
+    let pixels = h * w * (config.spatial_factor() as u64).pow(2);
+    let per_latent_frame = batch * pixels * config.decoder_dim() as u64 * config.temporal_factor() as u64;
+    let chunk = (MAX_ELEMENTS / per_latent_frame.max(1)).clamp(1, f);
+    let chunked = chunk < f;
+    let layers = DecoderLayer::all(config, load.latents);
+    // frames of a layer in one chunk, of `f` latent frames in all
+    let frames = |layer: &DecoderLayer| (layer.frames * chunk).div_ceil(f);
+    let width = |layer: &DecoderLayer| {
+        let (frames, context) = (frames(layer), if chunked && layer.taps[0] > 1 { layer.taps[0] - 1 } else { 0 });
+        let input = (frames + context) * layer.places / layer.enlarge * layer.inputs;
+        let scores = if layer.attends { layer.places * layer.places } else { 0 };
+        let kept = if layer.residual { frames * layer.places * layer.outputs } else { 0 };
+        input + frames * layer.places * layer.outputs + kept + scores
+    };
+    let widest = layers.iter().map(width).max().unwrap_or(0);
+    let context = |layer: &DecoderLayer| if layer.taps[0] > 1 { (layer.taps[0] - 1) * layer.places * layer.inputs } else { 0 };
+    let remembered = if chunked { layers.iter().map(context).sum() } else { 0 };
+    let video = 2 * load.frames * pixels * config.out_channels as u64;
+    F32 * batch * (widest + remembered + video)
+}

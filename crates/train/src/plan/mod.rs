@@ -1,0 +1,321 @@
+//! What a run will take, before it is started: parameters, operations, memory by phase, time, and what to change if it does not fit.
+//!
+//! Everything is a function of the recipe and of the model's sizes; no weight is read. Sizes of a released model are known, so a run can
+//! be planned on a machine that does not have it.
+
+mod flops;
+mod measure;
+mod memory;
+mod sizes;
+
+pub use flops::{ForwardFlops, decode as decode_flops, encode_text as encode_flops};
+pub use measure::matrix_rate;
+pub use memory::PhaseMemory;
+pub use sizes::{ModelSizes, TextLength, Trained};
+
+use crate::error::Result;
+use crate::iteration::Batch;
+use crate::settings::Settings;
+use crate::sharing;
+use grpo::GroupLayout;
+use serde::Serialize;
+
+/// What the run has to its disposal.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Machine {
+    /// Memory of one device in bytes.
+    pub memory: Option<u64>,
+    /// Devices that share the samples.
+    pub devices: u64,
+    /// Floating-point operations per second of one device.
+    pub flops: Option<f64>,
+    /// Price of one device for an hour.
+    pub price_per_hour: Option<f64>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self { memory: None, devices: 1, flops: None, price_per_hour: None }
+    }
+}
+
+/// The plan of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// Parameters.
+    pub parameters: Parameters,
+    /// What goes through the networks.
+    pub work: Work,
+    /// Operations.
+    pub flops: Flops,
+    /// Peak memory of each phase.
+    pub memory: Vec<PhaseMemory>,
+    /// The machine it is planned for.
+    pub machine: Machine,
+    /// Whether the largest phase fits, if the memory is known.
+    pub fits: Option<bool>,
+    /// Seconds, if the speed is known.
+    pub seconds: Option<Seconds>,
+    /// What to change, the most useful first.
+    pub advice: Vec<String>,
+}
+
+/// Numbers of parameters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Parameters {
+    /// Of the velocity network.
+    pub transformer: u64,
+    /// Of the autoencoder.
+    pub vae: u64,
+    /// Of the text encoder.
+    pub text_encoder: u64,
+    /// Updated by the optimizer.
+    pub trained: u64,
+}
+
+/// What goes through the networks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Work {
+    /// Latents of a sample [C, f, h, w].
+    pub latents: [u64; 4],
+    /// Tokens of a sample.
+    pub tokens: u64,
+    /// Text.
+    pub text: TextLength,
+    /// Branches of a velocity: 2 with guidance.
+    pub branches: u64,
+    /// Rollouts of an iteration.
+    pub samples: u64,
+    /// Velocities of an iteration's rollouts, mean of the first iterations; less than samples x steps where something is shared or a suffix
+    /// is compressed.
+    pub velocities: f64,
+    /// Velocities that are computed once more and backpropagated in an iteration, likewise.
+    pub replayed: f64,
+    /// Velocities that are backpropagated from the graph that sampling kept, likewise.
+    pub retained: f64,
+    /// Iterations of the run.
+    pub iterations: u64,
+    /// Optimizer updates of the run.
+    pub updates: u64,
+    /// Videos of one evaluation.
+    pub eval_videos: u64,
+    /// Evaluations of the run.
+    pub evaluations: u64,
+}
+
+/// Operations.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Flops {
+    /// One pass of one sample through the transformer, without guidance.
+    pub forward: ForwardFlops,
+    /// Forward, once more where activations are recomputed, and backward, of one sample and branch.
+    pub update: f64,
+    /// Decoding one sample.
+    pub decode: f64,
+    /// Encoding all prompts, once; of a single one where they are not known.
+    pub text: f64,
+    /// The rollouts of an iteration.
+    pub rollout_phase: f64,
+    /// Decoding them.
+    pub decode_phase: f64,
+    /// The updates of an iteration.
+    pub update_phase: f64,
+    /// One evaluation.
+    pub evaluation: f64,
+    /// The whole run.
+    pub run: f64,
+}
+
+/// Seconds on all devices together, without rewards, files and idle time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Seconds {
+    /// Rollouts of an iteration.
+    pub rollout: f64,
+    /// Decoding them.
+    pub decode: f64,
+    /// Updates of an iteration.
+    pub update: f64,
+    /// One iteration.
+    pub iteration: f64,
+    /// One evaluation.
+    pub evaluation: f64,
+    /// The run.
+    pub run: f64,
+    /// Hours of the run times devices.
+    pub device_hours: f64,
+    /// Price of the run, if that of an hour is known.
+    pub price: Option<f64>,
+}
+
+impl Plan {
+    /// Plans a run.
+    ///
+    /// # Errors
+    /// Values of the recipe that make no groups or no schedule.
+    pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
+        let trained = Trained::of(&settings.policy, &model.transformer);
+        let work = work(settings, model, text)?;
+        let [_, f, h, w] = work.latents;
+        let load = memory::Load { tokens: work.tokens, latents: [f, h, w], frames: settings.sampling.num_frames as u64, text, trained };
+        let memory = memory::phases(settings, model, &load);
+        let flops = Flops::new(settings, model, &work, trained.full);
+        let peak = peak(&memory);
+        let mut plan = Self {
+            parameters: Parameters {
+                transformer: model.transformer.num_parameters() as u64,
+                vae: wan::vae::num_parameters(&model.vae) as u64,
+                text_encoder: model.text_encoder.num_parameters() as u64,
+                trained: trained.parameters,
+            },
+            fits: machine.memory.map(|memory| peak <= memory),
+            seconds: machine.flops.map(|rate| Seconds::new(&work, &flops, rate, machine)),
+            advice: Vec::new(),
+            work,
+            flops,
+            memory,
+            machine,
+        };
+        plan.advice = advice(&plan, settings, model, text)?;
+        Ok(plan)
+    }
+
+    /// Bytes of the phase that needs most.
+    pub fn peak(&self) -> u64 {
+        peak(&self.memory)
+    }
+}
+
+fn peak(memory: &[PhaseMemory]) -> u64 {
+    memory.iter().map(|phase| phase.total).max().unwrap_or(0)
+}
+
+fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Work> {
+    let (sampling, vae) = (&settings.sampling, &model.vae);
+    let latents =
+        [vae.z_dim, vae.latent_frames(sampling.num_frames), sampling.height / vae.spatial_factor(), sampling.width / vae.spatial_factor()];
+    let tokens: usize = latents[1..].iter().zip(model.transformer.patch_size).map(|(size, patch)| size / patch).product();
+    let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
+    let batch = |iteration| Ok(Batch::plan(settings, layout.num_prompts(), iteration)?.work(settings.rollout.retain_step));
+    let work: sharing::Work = (0..TYPICAL_ITERATIONS).map(batch).collect::<Result<Vec<_>>>()?.into_iter().sum();
+    let mean = |count: usize| count as f64 / TYPICAL_ITERATIONS as f64;
+    let (eval, iterations) = (&settings.eval, settings.train.iterations);
+    let during = if eval.every == 0 { 0 } else { (iterations - 1) / eval.every };
+    Ok(Work {
+        latents: latents.map(|size| size as u64),
+        tokens: tokens as u64,
+        text,
+        branches: if sampling.guidance_scale == 1.0 { 1 } else { 2 },
+        samples: layout.num_samples() as u64,
+        velocities: mean(work.sampled),
+        replayed: mean(work.replayed),
+        retained: mean(work.retained),
+        iterations: iterations as u64,
+        updates: (iterations * settings.train.updates_per_iteration) as u64,
+        eval_videos: (eval.num_prompts * eval.samples_per_prompt) as u64,
+        evaluations: 2 + during as u64,
+    })
+}
+
+/// Iterations whose plans are counted.
+const TYPICAL_ITERATIONS: u64 = 16;
+
+impl Flops {
+    fn new(settings: &Settings, model: &ModelSizes, work: &Work, full: bool) -> Self {
+        let forward = ForwardFlops::new(&model.transformer, work.tokens, work.text.longest);
+        let [_, f, h, w] = work.latents;
+        let decode = flops::decode(&model.vae, [f, h, w]);
+        let passes = if settings.train.activation_checkpointing { 2.0 } else { 1.0 };
+        let update = passes * forward.total() + forward.backward(full);
+        let reference = if settings.train.kl_beta > 0.0 { forward.total() } else { 0.0 };
+        let tokens = if work.text.prompts == 0 { work.text.longest } else { work.text.tokens };
+        let text = flops::encode_text(&model.text_encoder, tokens, work.text.longest);
+        let branches = work.branches as f64;
+        let rollout_phase = work.velocities * branches * forward.total();
+        let decode_phase = work.samples as f64 * decode;
+        // what sampling kept has been through the network once already
+        let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
+        let steps = settings.eval.num_inference_steps as f64;
+        let evaluation = work.eval_videos as f64 * (steps * branches * forward.total() + decode);
+        let iterations = work.iterations as f64 * (rollout_phase + decode_phase + update_phase);
+        let run = text + iterations + work.evaluations as f64 * evaluation;
+        Self { forward, update, decode, text, rollout_phase, decode_phase, update_phase, evaluation, run }
+    }
+}
+
+impl Seconds {
+    fn new(work: &Work, flops: &Flops, rate: f64, machine: Machine) -> Self {
+        // samples are whole: the device with most of them decides
+        let share = |count: u64| count.div_ceil(machine.devices) as f64 / count.max(1) as f64;
+        let (samples, videos) = (share(work.samples), share(work.eval_videos));
+        let [rollout, decode, update] = [flops.rollout_phase, flops.decode_phase, flops.update_phase].map(|f| f * samples / rate);
+        let (iteration, evaluation) = (rollout + decode + update, flops.evaluation * videos / rate);
+        let run = flops.text / rate + work.iterations as f64 * iteration + work.evaluations as f64 * evaluation;
+        let device_hours = run / 3600.0 * machine.devices as f64;
+        let price = machine.price_per_hour.map(|price| price * device_hours);
+        Self { rollout, decode, update, iteration, evaluation, run, device_hours, price }
+    }
+}
+
+/// What to change: each suggestion is planned itself.
+fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Vec<String>> {
+    let Some(memory) = plan.machine.memory else { return Ok(Vec::new()) };
+    let peak_with = |change: &dyn Fn(&mut Settings)| -> Result<u64> {
+        let mut changed = settings.clone();
+        change(&mut changed);
+        // without a memory there is no advice about the advice
+        Ok(Plan::new(&changed, model, text, Machine { memory: None, ..plan.machine })?.peak())
+    };
+    let verdict = |peak: u64| if peak <= memory { "which fits" } else { "which does not fit yet" };
+    if plan.fits == Some(true) {
+        let plain = peak_with(&|s| s.train.activation_checkpointing = false)?;
+        if settings.train.activation_checkpointing && plain <= memory {
+            let saved = plan.flops.forward.total() / plan.flops.update;
+            let peak = gib(plain);
+            return Ok(vec![format!(
+                "`train.activation_checkpointing = false` fits too ({peak}) and makes the update {:.0} % cheaper",
+                100.0 * saved
+            )]);
+        }
+        return Ok(Vec::new());
+    }
+    let mut advice = Vec::new();
+    if !settings.train.activation_checkpointing {
+        let peak = peak_with(&|s| s.train.activation_checkpointing = true)?;
+        advice.push(format!("`train.activation_checkpointing = true`: peak {}, {}", gib(peak), verdict(peak)));
+    }
+    if settings.rollout.micro_batch > 1 {
+        let peak = peak_with(&smallest)?;
+        advice.push(format!("that and `rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
+    }
+    let fits = |frames: usize| -> Result<bool> {
+        let peak = peak_with(&|s| {
+            smallest(s);
+            s.sampling.num_frames = frames;
+        })?;
+        Ok(peak <= memory)
+    };
+    let mut frames = settings.sampling.num_frames;
+    while frames > 1 && !fits(frames)? {
+        frames -= 4;
+    }
+    if !fits(frames)? {
+        let resident: u64 = plan.parameters.transformer * 4;
+        advice.push(format!(
+            "not even one frame of this size fits: the transformer alone takes {} in f32; use a larger device",
+            gib(resident)
+        ));
+    } else if frames < settings.sampling.num_frames {
+        advice.push(format!("that and `sampling.num_frames = {frames}`, the most that fits at this height and width"));
+    }
+    Ok(advice)
+}
+
+fn smallest(settings: &mut Settings) {
+    settings.train.activation_checkpointing = true;
+    settings.rollout.micro_batch = 1;
+}
+
+/// Bytes as text.
+pub fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
+}

@@ -1,0 +1,102 @@
+//! The sizes a plan is made from: configs of a model folder, or of a released model that is not there.
+
+use crate::settings::{PolicySettings, Settings};
+use serde::Serialize;
+use wan::error::{Error, Result};
+use wan::text::PromptTokenizer;
+use wan::transformer::TransformerConfig;
+use wan::umt5::Umt5Config;
+use wan::vae::VaeConfig;
+
+/// The three networks.
+#[derive(Debug, Clone)]
+pub struct ModelSizes {
+    /// The velocity network.
+    pub transformer: TransformerConfig,
+    /// The autoencoder.
+    pub vae: VaeConfig,
+    /// The text encoder.
+    pub text_encoder: Umt5Config,
+}
+
+impl ModelSizes {
+    /// Of the model that a recipe names: its configs, or the known sizes of a released model, recognised by the folder's name.
+    ///
+    /// # Errors
+    /// A folder that is not there and has no known name; a config that cannot be used.
+    pub fn of(settings: &Settings) -> Result<Self> {
+        let dir = &settings.model.path;
+        if dir.join("transformer/config.json").exists() {
+            return Ok(Self {
+                transformer: TransformerConfig::load(&dir.join("transformer/config.json"))?,
+                vae: VaeConfig::read(&dir.join("vae/config.json"))?,
+                text_encoder: Umt5Config::load(&dir.join("text_encoder"))?,
+            });
+        }
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let Some(transformer) = TransformerConfig::released(&name) else {
+            let hint =
+                "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`";
+            return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
+        };
+        Ok(Self { transformer, vae: VaeConfig::default(), text_encoder: Umt5Config::xxl() })
+    }
+}
+
+/// What the optimizer updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Trained {
+    /// Parameters.
+    pub parameters: u64,
+    /// Whether all weights of the transformer are trained.
+    pub full: bool,
+    /// Whether linear layers of the feed-forward have adapters.
+    pub feed_forward: bool,
+}
+
+impl Trained {
+    /// Of a policy on a network.
+    pub fn of(policy: &PolicySettings, transformer: &TransformerConfig) -> Self {
+        let PolicySettings::Lora { rank, target_modules, .. } = policy else {
+            return Self { parameters: transformer.num_parameters() as u64, full: true, feed_forward: true };
+        };
+        let hit = |name: &str| target_modules.iter().any(|target| name == target || name.ends_with(&format!(".{target}")));
+        let hits: Vec<_> = transformer.linear_layers().into_iter().filter(|(name, ..)| hit(name)).collect();
+        let parameters = hits.iter().map(|(_, inputs, outputs)| (rank * (inputs + outputs)) as u64).sum();
+        Self { parameters, full: false, feed_forward: hits.iter().any(|(name, ..)| name.contains(".ffn.")) }
+    }
+}
+
+/// How long the text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct TextLength {
+    /// Prompts of training and evaluation, and the negative one; 0 if they are not known.
+    pub prompts: u64,
+    /// Tokens of all of them.
+    pub tokens: u64,
+    /// Tokens of the longest, which is what cross-attention sees, with one more for the padding.
+    pub longest: u64,
+    /// Whether tokenizer and prompts were there to be counted; if not, every prompt is as long as the recipe allows.
+    pub counted: bool,
+}
+
+impl TextLength {
+    /// Of the recipe's prompts, counted if its model and its files are there.
+    pub fn of(settings: &Settings) -> Self {
+        Self::count(settings).unwrap_or_else(|| {
+            let longest = settings.sampling.max_sequence_length as u64;
+            Self { prompts: 0, tokens: 0, longest, counted: false }
+        })
+    }
+
+    fn count(settings: &Settings) -> Option<Self> {
+        let tokenizer = PromptTokenizer::load(&settings.model.path.join("tokenizer")).ok()?;
+        let mut texts = crate::prompts::texts(&settings.prompts.train, "prompts.train").ok()?;
+        texts.extend(crate::prompts::texts(&settings.prompts.eval, "prompts.eval").ok()?.into_iter().take(settings.eval.num_prompts));
+        texts.push(settings.prompts.negative.clone());
+        let length = |text: &String| Some(tokenizer.encode(text, settings.sampling.max_sequence_length).ok()?.len() as u64);
+        let lengths: Vec<u64> = texts.iter().map(length).collect::<Option<_>>()?;
+        let longest = lengths.iter().copied().max().unwrap_or(1);
+        Some(Self { prompts: lengths.len() as u64, tokens: lengths.iter().sum(), longest, counted: true })
+    }
+}

@@ -1,0 +1,131 @@
+//! Plans against counted and measured figures of the reference implementation.
+
+use std::path::{Path, PathBuf};
+use train::plan::{ForwardFlops, Machine, ModelSizes, Plan, TextLength, decode_flops};
+use train::settings::Settings;
+use wan::transformer::TransformerConfig;
+use wan::vae::VaeConfig;
+
+fn recipe(name: &str, overrides: &[&str]) -> Settings {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name);
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    Settings::load(Some(&path), &overrides).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn plan(settings: &Settings, machine: Machine) -> Plan {
+    let longest = settings.sampling.max_sequence_length as u64;
+    let text = TextLength { prompts: 0, tokens: 0, longest, counted: false };
+    Plan::new(settings, &ModelSizes::of(settings).expect("known sizes"), text, machine).expect("plan")
+}
+
+fn near(what: &str, got: f64, expected: f64, tolerance: f64) {
+    assert!((got / expected - 1.0).abs() <= tolerance, "{what}: {got:.4e}, expected {expected:.4e}");
+}
+
+/// Operations of a forward pass in TFLOP, text 512, counted in the reference implementation (docs/scaling.md): tokens, total, self scores,
+/// self projections, feed-forward, cross.
+#[test]
+fn forward_passes_have_the_counted_operations() {
+    let (small, large) = (TransformerConfig::wan21_1_3b(), TransformerConfig::wan21_14b());
+    for (config, tokens, counted) in [
+        (&small, 32_760, [283.0, 198.0, 18.6, 54.1, 12.5]),
+        (&large, 32_760, [1678.0, 879.0, 275.0, 371.0, 153.0]),
+        (&small, 75_600, [1250.0, 1053.0, 43.0, 125.0, 29.0]),
+        (&large, 75_600, [6523.0, 4682.0, 634.0, 856.0, 351.0]),
+        (&small, 14_040, [73.0, 36.0, 8.0, 23.0, 5.0]),
+        (&small, 1_950, [5.9, 0.7, 1.1, 3.2, 0.9]),
+    ] {
+        let f = ForwardFlops::new(config, tokens, 512);
+        let ours = [f.total(), f.self_scores, f.self_projections, f.feed_forward, f.cross].map(|flops| flops / 1e12);
+        for (ours, counted) in ours.into_iter().zip(counted) {
+            // the table has two or three digits
+            let unit = if counted >= 20.0 && counted == f64::trunc(counted) {
+                1.0
+            } else if counted >= 5.0 && counted == f64::trunc(counted) {
+                1.0
+            } else {
+                0.1
+            };
+            assert!((ours - counted).abs() <= unit / 2.0 * 1.01, "{tokens} tokens: {ours} against {counted}");
+        }
+    }
+}
+
+/// 81 frames of 480x832, and a single one, counted in the reference implementation.
+#[test]
+fn decoding_has_the_counted_operations() {
+    let config = VaeConfig::default();
+    near("81 frames", decode_flops(&config, [21, 60, 104]), 275e12, 0.01);
+    near("one frame", decode_flops(&config, [1, 60, 104]), 4.4e12, 0.02);
+}
+
+#[test]
+fn the_published_run_has_the_known_cost() {
+    let settings = recipe("flash_grpo_wan_1_3b.toml", &["train.activation_checkpointing=true"]);
+    let plan = plan(&settings, Machine::default());
+    assert_eq!((plan.work.tokens, plan.work.latents), (32_760, [16, 21, 60, 104]));
+    let forward = plan.flops.forward.total();
+    near("20 steps with guidance", 20.0 * 2.0 * forward, 11.3e15, 0.005);
+    // 283 forward, 283 again, linear layers once more and attention 2.5 times
+    near("a training step", plan.flops.update, 1.15e15, 0.01);
+    assert_eq!(plan.work.samples, 384);
+    assert_eq!(plan.work.replayed, 384.0);
+    // a micro-batch of 1 shares nothing
+    assert_eq!(plan.work.velocities, 384.0 * 20.0);
+}
+
+/// In micro-batches of a whole group the common prefix is computed once.
+#[test]
+fn a_shared_prefix_saves_velocities() {
+    let count = |overrides: &[&str]| plan(&recipe("moving_shapes_cpu.toml", overrides), Machine::default()).work.velocities;
+    let (shared, plain) = (count(&["model.path=Wan2.1-T2V-1.3B"]), count(&["model.path=Wan2.1-T2V-1.3B", "rollout.shared_prefix=false"]));
+    assert_eq!(plain, 64.0 * 10.0);
+    // 8 groups, each spared 7 of its 8 samples for the 1 to 5 steps up to its stochastic one
+    assert!((640.0 - 8.0 * 7.0 * 5.0..=640.0 - 8.0 * 7.0).contains(&shared), "{shared}");
+}
+
+#[test]
+fn devices_share_samples_and_money_is_counted() {
+    let settings = recipe("flash_grpo_wan_1_3b.toml", &[]);
+    let on = |devices| {
+        let machine = Machine { devices, flops: Some(400e12), price_per_hour: Some(2.0), ..Machine::default() };
+        plan(&settings, machine).seconds.expect("speed is known")
+    };
+    let (one, many) = (on(1), on(96));
+    near("96 devices", one.iteration / many.iteration, 96.0, 1e-9);
+    assert!(many.device_hours >= one.device_hours * 0.999);
+    near("price", one.price.expect("known"), 2.0 * one.device_hours, 1e-12);
+}
+
+#[test]
+fn advice_leads_to_a_run_that_fits() {
+    let machine = |gib: u64| Machine { memory: Some(gib << 30), ..Machine::default() };
+    let settings = recipe("flash_grpo_wan_1_3b.toml", &["train.activation_checkpointing=false", "rollout.micro_batch=2"]);
+    let tight = plan(&settings, machine(80));
+    assert_eq!(tight.fits, Some(false));
+    assert!(tight.advice[0].starts_with("`train.activation_checkpointing = true`: peak "), "{:?}", tight.advice);
+    let follows = recipe("flash_grpo_wan_1_3b.toml", &["train.activation_checkpointing=true", "rollout.micro_batch=1"]);
+    let roomy = plan(&follows, machine(80));
+    assert_eq!((roomy.fits, roomy.advice.len()), (Some(true), 0));
+    let large = recipe("flash_grpo_wan_1_3b.toml", &["train.activation_checkpointing=true", "model.path=Wan2.1-T2V-14B-Diffusers"]);
+    let advice = plan(&large, machine(24)).advice;
+    assert!(advice[0].starts_with("not even one frame of this size fits: the transformer alone takes 53.2 GiB"), "{advice:?}");
+    let shorter = plan(&follows, machine(14)).advice;
+    assert!(shorter.last().is_some_and(|advice| advice.contains("`sampling.num_frames = ")), "{shorter:?}");
+}
+
+#[test]
+fn unknown_models_are_refused() {
+    let settings = recipe("moving_shapes_cpu.toml", &["model.path=nowhere/at-all"]);
+    let error = ModelSizes::of(&settings).expect_err("unknown").to_string();
+    assert!(error.contains("nowhere/at-all") && error.contains("hint: "), "{error}");
+}
+
+/// What the embedded model's folder says, counted with its tokenizer.
+#[test]
+fn text_is_counted_where_it_can_be() {
+    let model: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
+    let settings = recipe("moving_shapes_cpu.toml", &[&format!("model.path={:?}", model.display().to_string())]);
+    let text = TextLength::of(&settings);
+    assert!(text.counted && text.longest < 32 && text.prompts > 18, "{text:?}");
+}
