@@ -26,6 +26,7 @@ import math
 import os
 import struct
 import sys
+import tempfile
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,6 +51,14 @@ class Frame:
         from PIL import Image
 
         return Image.frombytes("RGB", (self.width, self.height), self.rgb)
+
+    def png(self):
+        """A PNG file, with the standard library."""
+        stride = 3 * self.width
+        lines = b"".join(b"\0" + self.rgb[y * stride : (y + 1) * stride] for y in range(self.height))
+        parts = [(b"IHDR", struct.pack(">IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(lines, 1)), (b"IEND", b"")]
+        chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in parts)
 
 
 class Sample:
@@ -204,6 +213,8 @@ class Scorer:
 def handler(scorer, max_bytes):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Headers and body are two writes; without this, the second waits for the client's word about the first.
+        disable_nagle_algorithm = True
 
         def do_GET(self):
             if self.path == "/health":
@@ -262,52 +273,60 @@ def need(package, install):
         raise SystemExit(f"this adapter needs the package `{package}` ({error})\nhint: {install}") from None
 
 
+def package_version(package):
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def hpsv3(device):
     """HPSv3: human preference of each frame."""
     scorer = need("hpsv3", "pip install hpsv3").HPSv3RewardInferencer(device=device)
-    pil = need("PIL", "pip install pillow")
 
     def score(sample):
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
-            paths = []
-            for i, frame in enumerate(sample.frames):
-                paths.append(os.path.join(folder, f"{i}.png"))
-                frame.pil().save(paths[-1])
+            paths = [os.path.join(folder, f"{i}.png") for i in range(len(sample.frames))]
+            for path, frame in zip(paths, sample.frames):
+                with open(path, "wb") as file:
+                    file.write(frame.png())
             rewards = scorer.reward(prompts=[sample.prompt] * len(paths), image_paths=paths)
         return [float(reward[0]) for reward in rewards]
 
-    return score, "hpsv3", f"hpsv3 pillow-{pil.__version__}"
+    return score, "hpsv3", f"hpsv3 {package_version('hpsv3')}"
 
 
 def clip_like(model_name, processor_name, device, scale):
     transformers, torch = need("transformers", "pip install transformers torch pillow"), need("torch", "pip install torch")
+    need("PIL", "pip install pillow")
     processor = transformers.AutoProcessor.from_pretrained(processor_name)
     model = transformers.AutoModel.from_pretrained(model_name).eval().to(device)
 
+    def unit(features):
+        # From transformers 5 on, an object with the projection inside.
+        features = features if torch.is_tensor(features) else features.pooler_output
+        return features / features.norm(dim=-1, keepdim=True)
+
     def score(sample):
         with torch.no_grad():
-            inputs = processor(
-                text=[sample.prompt], images=[f.pil() for f in sample.frames], return_tensors="pt", padding=True, truncation=True
-            ).to(device)
-            text = model.get_text_features(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-            image = model.get_image_features(pixel_values=inputs["pixel_values"])
-            text, image = (x / x.norm(dim=-1, keepdim=True) for x in (text, image))
+            images = [frame.pil() for frame in sample.frames]
+            inputs = processor(text=[sample.prompt], images=images, return_tensors="pt", padding=True, truncation=True).to(device)
+            text = unit(model.get_text_features(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]))
+            image = unit(model.get_image_features(pixel_values=inputs["pixel_values"]))
             return (scale * (image @ text.T)[:, 0]).float().cpu().tolist()
 
-    return score, model_name, f"{model_name} transformers-{transformers.__version__}"
+    return score, model_name, f"{model_name} transformers {transformers.__version__}"
 
 
 def pickscore(device):
     """PickScore / 26, as published training code scales it, of each frame."""
-    need("PIL", "pip install pillow")
     return clip_like("yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K", device, 100.0 / 26.0)
 
 
 def clip(device):
     """Cosine similarity of CLIP ViT-L/14 between the prompt and each frame."""
-    need("PIL", "pip install pillow")
     return clip_like("openai/clip-vit-large-patch14", "openai/clip-vit-large-patch14", device, 1.0)
 
 
@@ -321,8 +340,6 @@ def videoalign(device):
     imageio = need("imageio", "pip install imageio imageio-ffmpeg")
 
     def score(sample):
-        import tempfile
-
         # Its reader takes files only: near lossless, so that the encoder is not what is scored.
         with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
             frames = [frame.numpy() for frame in sample.frames]

@@ -29,6 +29,8 @@ pub enum Command {
     Compare(commands::compare::CompareArgs),
     /// Write one HTML file about runs and comparisons: tables, curves, videos before and after, numbers.
     Report(commands::report::ReportArgs),
+    /// Find out whether rewards are fit to train on.
+    Reward(commands::reward::RewardArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

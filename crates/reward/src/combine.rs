@@ -12,9 +12,9 @@ const EPSILON: f64 = 1e-4;
 /// What [`group_normalised`] gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Normalised {
-    /// The weighted sums [N]: take these in place of the rewards' values. NaN where a reward is absent.
+    /// The weighted sums `[N]`: take these in place of the rewards' values. NaN where a reward is absent.
     pub values: Vec<f64>,
-    /// Each reward's normalised values, before its weight [K][N]; NaN where absent.
+    /// Each reward's normalised values, before its weight `[K][N]`; NaN where absent.
     pub per_reward: Vec<Vec<f64>>,
 }
 
@@ -64,7 +64,7 @@ fn moments(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, variance.sqrt() + EPSILON)
 }
 
-/// Values of each named reward [K][N] out of the components of [`crate::Weighted`]; NaN for samples without a reward.
+/// Values of each named reward `[K][N]` out of the components of [`crate::Weighted`]; NaN for samples without a reward.
 pub fn per_reward<'a>(breakdowns: &[Option<&RewardBreakdown>], names: impl Iterator<Item = &'a str>) -> Vec<Vec<f64>> {
     let value =
         |name: &str, breakdown: &Option<&RewardBreakdown>| breakdown.and_then(|b| b.components.get(name).copied()).unwrap_or(f64::NAN);

@@ -20,6 +20,7 @@ mod weighted;
 
 pub mod builtin;
 pub mod chat;
+pub mod check;
 pub mod command;
 pub mod flow_grpo;
 pub mod http;
@@ -134,3 +135,8 @@ impl<R: Reward + ?Sized> Reward for Box<R> {
         (**self).score(batch)
     }
 }
+
+/// The Rust of docs/rewards.md.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rewards.md")]
+struct Document;

@@ -1,5 +1,7 @@
 //! The `flow-grpo` kind against a Python server that speaks real pickle.
 
+#![allow(clippy::print_stderr, reason = "measurements, and what was skipped")]
+
 mod common;
 
 use std::process::Command;

@@ -126,3 +126,39 @@ fn a_server_that_is_not_there_is_said_before_a_run() {
     assert!(error.contains("\nhint: start it first"), "{error}");
     assert_eq!(reward.identity(), None);
 }
+
+/// Without the packages of the site, whatever is installed.
+fn adapter(name: &str, folder: &Path) -> std::process::Output {
+    let mut command = std::process::Command::new(common::python());
+    command.args(["-S", &reward_server(), "--adapter", name, "--port", "0"]).env("PYTHONPATH", folder).env_remove("VIDEOALIGN_CHECKPOINT");
+    command.output().expect("python3")
+}
+
+#[test]
+fn adapters_say_what_they_need() {
+    let folder = tempfile::tempdir().expect("folder");
+    for (name, hint) in [
+        ("hpsv3", "hint: pip install hpsv3"),
+        ("pickscore", "hint: pip install transformers torch pillow"),
+        ("clip", "hint: pip install transformers torch pillow"),
+        ("videoalign", "set VIDEOALIGN_CHECKPOINT to the folder"),
+    ] {
+        let output = adapter(name, folder.path());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(hint) && !said.contains("Traceback"), "{name}: {said}");
+    }
+}
+
+#[test]
+fn the_adapter_of_hpsv3_scores_each_frame() {
+    let folder = tempfile::tempdir().expect("folder");
+    // A stand-in for the package: the size of each image file, if it is one.
+    let package = "class HPSv3RewardInferencer:\n    def __init__(self, device):\n        assert device == 'cpu'\n    def reward(self, prompts, image_paths):\n        assert len(prompts) == len(image_paths)\n        return [[int(open(p, 'rb').read(8) == b'\\x89PNG\\r\\n\\x1a\\n') + i, 0] for i, p in enumerate(image_paths)]\n";
+    std::fs::write(folder.path().join("hpsv3.py"), package).expect("write");
+    let mut command = std::process::Command::new(common::python());
+    command.args(["-S", &reward_server(), "--adapter", "hpsv3", "--device", "cpu", "--port", "0"]).env("PYTHONPATH", folder.path());
+    let server = Server::start(&mut command);
+    let settings = HttpSettings { aggregate: Aggregation::TopMean(0.4), connection: quick(), ..HttpSettings::new(&server.url) };
+    // Frames have 1 to 5; the best two of five have 4.5 on average.
+    assert!(close(&values(&HttpReward::new(settings).expect("settings"), &clips(1)), &[4.5]));
+}

@@ -6,13 +6,15 @@ use crate::prompts;
 use crate::recording;
 use crate::replay::TransitionBatch;
 use crate::rollout::{Rollouts, Start, rollout};
+use crate::scoring::{Job, overlapped};
+use crate::settings::Combination;
 use crate::settings::Settings;
 use crate::sharing::{Shares, Work};
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
 use burn::tensor::{Tensor, TensorData};
 use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
-use reward::RewardBreakdown;
+use reward::{RewardBreakdown, Scored, group_normalised, per_reward};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -58,6 +60,9 @@ pub struct IterationMetrics {
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
+/// Failed samples of an iteration that are told of one by one.
+const SHOWN_FAILURES: usize = 3;
+
 /// Runs iteration `index`.
 ///
 /// # Errors
@@ -66,13 +71,10 @@ pub struct IterationMetrics {
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
     let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), index)?;
-    let rollouts = batch.roll_out(trainer, trainer.settings.rollout.retain_step, watch)?;
-    clock.lap("rollout");
-    let rewards = batch.reward(trainer, &rollouts)?;
-    clock.lap("reward");
-    let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
-    let rewards_skipped = batch.report_rewards(trainer, &values, watch)?;
-    let advantages = advantages(&values, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
+    let (rollouts, scores) = batch.sample(trainer, trainer.settings.rollout.retain_step, watch, &mut clock)?;
+    let rewards_skipped = batch.report_rewards(trainer, &scores, watch)?;
+    let rewards: Vec<RewardBreakdown> = scores.into_iter().map(or_absent).collect();
+    let advantages = batch.advantages(trainer, &rewards);
     let transitions = batch.transitions(&rollouts, &advantages);
     if trainer.settings.debug.save_rollouts {
         let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
@@ -127,21 +129,57 @@ impl Batch {
         self.updates.iter().flatten()
     }
 
-    /// One rollout per micro-batch. `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have
-    /// changed.
+    /// Rolls out, decodes and scores, micro-batch by micro-batch; a score per sample. Scoring goes on beside the next rollouts, and
+    /// `clock` counts as \"reward\" the time spent waiting for it.
+    ///
+    /// `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have changed.
     ///
     /// # Errors
     /// A request to stop.
-    pub fn roll_out(&self, trainer: &Trainer, retain: bool, watch: &mut Watch<'_>) -> Result<Vec<Rollouts>> {
+    pub fn sample(
+        &self,
+        trainer: &Trainer,
+        retain: bool,
+        watch: &mut Watch<'_>,
+        clock: &mut Clock,
+    ) -> Result<(Vec<Rollouts>, Vec<Scored>)> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
-        let mut done = Vec::new();
-        for chunk in self.chunks() {
-            trainer.stop.check()?;
-            done.push(self.roll_out_chunk(trainer, chunk, retain && self.is_first(chunk)));
-            watch(Event::Progress(chunk.end as u64));
-        }
+        let (rollouts, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<Rollouts>> {
+            let mut done = Vec::new();
+            for chunk in self.chunks() {
+                trainer.stop.check()?;
+                let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
+                clock.lap("rollout");
+                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode(rollouts.latents.clone())? });
+                clock.lap("decode");
+                done.push(rollouts);
+                watch(Event::Progress(chunk.end as u64));
+            }
+            Ok(done)
+        });
+        clock.lap("reward");
         watch(Event::Done);
-        Ok(done)
+        Ok((rollouts?, scores))
+    }
+
+    /// The prompts of a micro-batch.
+    fn texts<'a>(&self, trainer: &'a Trainer, chunk: &Range<usize>) -> Vec<&'a str> {
+        self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
+    }
+
+    /// What each sample did better than the others of its prompt. The rewards are added as they are, or each normalised in its group first.
+    pub fn advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown]) -> Vec<f64> {
+        let values: Vec<f64> = match trainer.settings.scoring.combination {
+            Combination::WeightedSum => rewards.iter().map(|reward| reward.value).collect(),
+            Combination::GroupNormalised => {
+                let present: Vec<Option<&RewardBreakdown>> =
+                    rewards.iter().map(|reward| reward.value.is_finite().then_some(reward)).collect();
+                let (names, weights): (Vec<&str>, Vec<f64>) = trainer.reward.parts().unzip();
+                let groups: Vec<Range<usize>> = (0..self.layout.num_prompts()).map(|prompt| self.layout.samples(prompt)).collect();
+                group_normalised(&per_reward(&present, names.into_iter()), &weights, &groups).values
+            }
+        };
+        advantages(&values, &self.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip)
     }
 
     /// Whether a micro-batch belongs to the first update.
@@ -149,7 +187,7 @@ impl Batch {
         self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
     }
 
-    fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
+    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
         let [c, f, h, w] = trainer.latent_shape();
         let elements = c * f * h * w;
         let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
@@ -201,19 +239,6 @@ impl Batch {
         Key { seed: trainer.settings.seed, iteration: self.index, prompt: trainer.layout.prompt(sample) as u64, rollout, purpose }
     }
 
-    /// Decodes and scores every rollout.
-    ///
-    /// # Errors
-    /// A sample that cannot be scored.
-    pub fn reward(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> Result<Vec<RewardBreakdown>> {
-        let mut rewards = Vec::new();
-        for (chunk, rollouts) in self.chunks().zip(rollouts) {
-            let texts: Vec<&str> = self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect();
-            rewards.extend(trainer.score(&texts, &trainer.decode(rollouts.latents.clone())?)?);
-        }
-        Ok(rewards)
-    }
-
     /// The micro-batches of every update, with their advantages.
     pub fn transitions(&self, rollouts: &[Rollouts], advantages: &[f64]) -> Vec<Vec<TransitionBatch>> {
         let mut rollouts = rollouts.iter();
@@ -258,16 +283,28 @@ impl Batch {
         checked.map(|()| metrics)
     }
 
-    /// Tells of rewards that are not finite; how many there are.
-    fn report_rewards(&self, trainer: &Trainer, rewards: &[f64], watch: &mut Watch<'_>) -> Result<usize> {
-        let absent: Vec<usize> = (0..rewards.len()).filter(|&i| !rewards[i].is_finite()).collect();
-        for &sample in &absent {
+    /// Tells of samples without a reward; how many there are.
+    fn report_rewards(&self, trainer: &Trainer, scores: &[Scored], watch: &mut Watch<'_>) -> Result<usize> {
+        let mut absent = 0;
+        for (sample, score) in scores.iter().enumerate() {
+            let why = match score {
+                Ok(score) if score.value.is_finite() => continue,
+                Ok(score) => format!("is {}", score.value),
+                Err(error) => format!("is missing: {}", error.reason),
+            };
+            absent += 1;
             let prompt = &trainer.train_prompts.texts[self.prompt_ids[sample]];
-            let text =
-                format!("iteration {}: the reward of sample {sample} (`{prompt}`) is {}; it is left out", self.index, rewards[sample]);
-            watch(Event::Warning(&text));
+            if absent <= SHOWN_FAILURES {
+                watch(Event::Warning(&format!(
+                    "iteration {}: the reward of sample {sample} (`{prompt}`) {why}; it is left out",
+                    self.index
+                )));
+            }
         }
-        self.tolerate("samples", absent.len(), rewards.len(), trainer).map(|()| absent.len())
+        if absent > SHOWN_FAILURES {
+            watch(Event::Warning(&format!("iteration {}: {} more samples have no reward", self.index, absent - SHOWN_FAILURES)));
+        }
+        self.tolerate("samples", absent, scores.len(), trainer).map(|()| absent)
     }
 
     fn report_update(&self, trainer: &Trainer, made: &UpdateMetrics, watch: &mut Watch<'_>) {
@@ -337,6 +374,11 @@ fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
     (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()
 }
 
+/// The reward of a sample, NaN if it has none.
+pub fn or_absent(score: Scored) -> RewardBreakdown {
+    score.unwrap_or(RewardBreakdown { value: f64::NAN, components: BTreeMap::new() })
+}
+
 fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     for (name, value) in rewards.iter().flat_map(|reward| &reward.components) {
@@ -358,18 +400,21 @@ pub(crate) fn std_of(values: &[f64]) -> f64 {
 }
 
 /// Seconds by phase.
-struct Clock {
+/// Seconds by phase.
+pub struct Clock {
     last: Instant,
     laps: BTreeMap<&'static str, f64>,
 }
 
 impl Clock {
-    fn start() -> Self {
+    /// From now on.
+    pub fn start() -> Self {
         Self { last: Instant::now(), laps: BTreeMap::new() }
     }
 
-    fn lap(&mut self, phase: &'static str) {
-        self.laps.insert(phase, self.last.elapsed().as_secs_f64());
+    /// Adds the time since the last lap to a phase.
+    pub fn lap(&mut self, phase: &'static str) {
+        *self.laps.entry(phase).or_default() += self.last.elapsed().as_secs_f64();
         self.last = Instant::now();
     }
 }

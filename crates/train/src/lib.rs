@@ -21,6 +21,7 @@ pub mod replay;
 pub mod rollout;
 pub mod run;
 pub mod run_folder;
+pub mod scoring;
 pub mod settings;
 pub mod sharing;
 pub mod stop;

@@ -26,7 +26,7 @@ pub struct CompareArgs {
     seeds: u64,
     /// What each run may spend: `N` or `Nforwards` (model forwards of one sample), `Nseconds` of training (as a short run of each recipe
     /// predicts them), or `Niterations`.
-    #[arg(long, default_value = "20000forwards", value_parser = budget)]
+    #[arg(long, default_value = "16000forwards", value_parser = budget)]
     budget: Budget,
     /// Two seeds of a tiny budget, prompts and evaluation: shows in minutes that everything runs, and nothing about methods.
     #[arg(long, conflicts_with_all = ["seeds", "budget"])]

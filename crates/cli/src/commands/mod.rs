@@ -6,5 +6,6 @@ pub mod inspect;
 pub mod pretrain;
 pub mod replay;
 pub mod report;
+pub mod reward;
 pub mod sample;
 pub mod train;

@@ -78,7 +78,7 @@ impl Reward for ClipReward {
     }
 }
 
-/// Y of frame `index` [H W].
+/// Y of frame `index`, `[H W]`.
 pub(crate) fn luminance(frames: &Frames, index: usize) -> Vec<f64> {
     let value = |v: f32| f64::from(v.clamp(0.0, 1.0));
     frames.frame(index).chunks_exact(3).map(|p| 0.2126 * value(p[0]) + 0.7152 * value(p[1]) + 0.0722 * value(p[2])).collect()

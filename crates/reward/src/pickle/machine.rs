@@ -14,6 +14,9 @@ const BUDGET: usize = 1 << 21;
 /// A value by its place in [`Machine::nodes`].
 pub(super) type Id = usize;
 
+/// Makes a container of its parts.
+type Build = fn(Vec<Pickled>) -> Pickled;
+
 /// A value that refers to its parts, as in Python: a list that is filled later is filled wherever it is.
 #[derive(Debug)]
 pub(super) enum Node {
@@ -145,7 +148,7 @@ impl Machine {
             return Err(format!("it is nested deeper than {DEEPEST}"));
         }
         self.spend(1)?;
-        let (parts, build): (Vec<Id>, fn(Vec<Pickled>) -> Pickled) = match &self.nodes[id] {
+        let (parts, build): (Vec<Id>, Build) = match &self.nodes[id] {
             Node::Leaf(value) => {
                 let copy = value.clone();
                 return self.spend(size(&copy)).map(|()| copy);

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, reason = "every test takes what it needs")]
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use base64::Engine;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use reward::net::ConnectionSettings;
@@ -90,4 +92,17 @@ pub fn quick() -> ConnectionSettings {
         max_delay_s: 0.1,
         ..ConnectionSettings::default()
     }
+}
+
+/// Pickles that numpy wrote, with their scores; from `fixtures/make_pickles.py`.
+pub fn pickles() -> BTreeMap<String, (Vec<u8>, Vec<f64>)> {
+    #[derive(serde::Deserialize)]
+    struct Fixture {
+        pickle: String,
+        scores: Vec<f64>,
+    }
+    let file = std::fs::read(test_file("fixtures/pickles.json")).expect("fixtures");
+    let fixtures: BTreeMap<String, Fixture> = serde_json::from_slice(&file).expect("json");
+    let decode = |text: &str| base64::engine::general_purpose::STANDARD.decode(text).expect("base64");
+    fixtures.into_iter().map(|(name, fixture)| (name, (decode(&fixture.pickle), fixture.scores))).collect()
 }

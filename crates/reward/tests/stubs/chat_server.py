@@ -117,6 +117,7 @@ def complete(request):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         self.send(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "x"}]})

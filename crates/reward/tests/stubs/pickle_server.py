@@ -43,6 +43,7 @@ def respond(values):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_POST(self):
         request = pickle.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -63,6 +63,12 @@ pub struct Settings {
     pub eval: EvalSettings,
     /// What is rewarded; the rewards are added with their weights.
     pub reward: Vec<RewardSettings>,
+    /// What the evaluation counts instead; never trained on. Without any, it counts what is trained on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_reward: Vec<RewardSettings>,
+    /// How rewards become advantages.
+    #[serde(default)]
+    pub scoring: ScoringSettings,
     /// When the state is saved.
     #[serde(default)]
     pub checkpoint: CheckpointSettings,

@@ -206,6 +206,8 @@ struct PositionProbe {
     train: Option<super::TrainSettings>,
     eval: Option<super::EvalSettings>,
     reward: Option<Vec<super::RewardSettings>>,
+    eval_reward: Option<Vec<super::RewardSettings>>,
+    scoring: Option<super::ScoringSettings>,
     checkpoint: Option<super::CheckpointSettings>,
     debug: Option<super::DebugSettings>,
 }

@@ -6,6 +6,7 @@ use grpo::{AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, Sigm
 use serde::{Deserialize, Serialize};
 
 pub use crate::optimizer::AdamWConfig as OptimizerSettings;
+pub use reward::RewardEntry as RewardSettings;
 pub use wan::lora::LoraInit;
 pub use wan::solver::SolverKind as Solver;
 
@@ -182,24 +183,32 @@ pub struct EvalSettings {
     pub videos: usize,
 }
 
-/// One `[[reward]]`
+/// `[scoring]`: how rewards become advantages, and what is kept of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RewardSettings {
-    /// Which reward.
-    #[serde(rename = "type")]
-    pub kind: RewardKind,
-    /// Its share of the sum; negative penalises.
-    #[serde(default = "default::one")]
-    pub weight: f64,
+#[serde(deny_unknown_fields, default)]
+pub struct ScoringSettings {
+    /// How several rewards become one.
+    pub combination: Combination,
+    /// Folder for the values of rewards from servers and programs, so that a clip is scored once, over resumed and compared runs; empty is
+    /// none.
+    pub cache: PathBuf,
 }
 
-/// The rewards a recipe can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How several rewards become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum RewardKind {
-    /// The verifier of the moving-shapes world.
-    Shapes,
+pub enum Combination {
+    /// Their weighted sum as it is.
+    #[default]
+    WeightedSum,
+    /// Each is normalised within its group, then weighted and added (GDPO): a weight then says what it seems to say, whatever the units.
+    GroupNormalised,
+}
+
+impl Default for ScoringSettings {
+    fn default() -> Self {
+        ScoringSettings { combination: Combination::default(), cache: "runs/reward-cache".into() }
+    }
 }
 
 /// `[checkpoint]`

@@ -113,9 +113,8 @@ impl Settings {
     fn validate_reward(&self) -> Checked {
         let hint = "add `[[reward]]` with `type = \"shapes\"`";
         require(!self.reward.is_empty(), "reward", "[]", "at least one reward", hint)?;
-        for reward in &self.reward {
-            let fits = reward.weight.is_finite() && reward.weight != 0.0;
-            require(fits, "reward.weight", reward.weight, "a number other than 0", "delete a reward that should not count")?;
+        for (section, rewards) in [("reward", &self.reward), ("eval_reward", &self.eval_reward)] {
+            rewards.iter().try_for_each(|reward| reward.validate().map_err(|error| from_reward(section, error)))?;
         }
         Ok(())
     }
@@ -180,6 +179,16 @@ fn positive(field: &str, got: f64, hint: &str) -> Checked {
 
 fn not_negative(field: &str, got: f64, hint: &str) -> Checked {
     require(got.is_finite() && got >= 0.0, field, got, "0 or a positive number", hint)
+}
+
+/// An error of the rewards' library, whose fields are named within a section.
+fn from_reward(section: &str, error: reward::SetupError) -> SettingsError {
+    if error.field.is_empty() {
+        return SettingsError::new("", section, format!("`{section}`: {}", error.message), error.hint);
+    }
+    let field = format!("{section}.{}", error.field);
+    let message = error.message.replacen(&format!("`{}`", error.field), &format!("`{field}`"), 1);
+    SettingsError::new("", field, message, error.hint)
 }
 
 /// An error of the method's library, whose fields are named within a section.
