@@ -14,7 +14,15 @@ use wan::vae::VaeConfig;
 use wan::weights::{Declared, WeightFiles};
 
 fn model(transformer: TransformerConfig, vae: VaeConfig, text_encoder: Umt5Config, shard_bytes: u64) -> RandomModel {
-    RandomModel { transformer, vae, text_encoder, words: vec![], parts: vec![Part::Transformer, Part::Vae, Part::TextEncoder], seed: 3, shard_bytes }
+    RandomModel {
+        transformer,
+        vae,
+        text_encoder,
+        words: vec![],
+        parts: vec![Part::Transformer, Part::Vae, Part::TextEncoder],
+        seed: 3,
+        shard_bytes,
+    }
 }
 
 fn released(transformer: TransformerConfig) -> RandomModel {

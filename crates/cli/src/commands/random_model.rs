@@ -65,7 +65,10 @@ pub fn run_command(args: &RandomModelArgs) -> Result<()> {
         transformer,
         vae: VaeConfig::default(),
         text_encoder: Umt5Config::xxl(),
-        words: shapes::all_captions().iter().flat_map(|caption| caption.to_string().split(' ').map(str::to_owned).collect::<Vec<_>>()).collect(),
+        words: shapes::all_captions()
+            .iter()
+            .flat_map(|caption| caption.to_string().split(' ').map(str::to_owned).collect::<Vec<_>>())
+            .collect(),
         parts: args.parts.iter().map(part).collect(),
         seed: args.seed,
         shard_bytes: args.shard_bytes,
