@@ -29,8 +29,10 @@ pub enum Command {
     Pretrain(commands::pretrain::PretrainArgs),
     /// Run recipes side by side, at equal compute, over several seeds.
     Compare(commands::compare::CompareArgs),
-    /// Write one HTML file about a run: curves, videos before and after, numbers.
+    /// Write one HTML file about runs and comparisons: tables, curves, videos before and after, numbers.
     Report(commands::report::ReportArgs),
+    /// Find out whether rewards are fit to train on.
+    Reward(commands::reward::RewardArgs),
     /// Write a model folder of a released size with random weights, to rehearse a run.
     RandomModel(commands::random_model::RandomModelArgs),
     /// Make a video from a prompt.

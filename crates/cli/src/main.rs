@@ -54,6 +54,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Pretrain(args) => commands::pretrain::run_command(&args),
         Command::Compare(args) => commands::compare::run_command(&args),
         Command::Report(args) => commands::report::run_command(&args),
+        Command::Reward(args) => commands::reward::run_command(&args),
         Command::RandomModel(args) => commands::random_model::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }

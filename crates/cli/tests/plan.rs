@@ -30,5 +30,5 @@ fn json_has_the_same_numbers() {
 #[test]
 fn nonsense_is_refused() {
     assert!(plan(&["--device-memory", "lots"]).contains("expected a size such as `80GiB`"));
-    assert!(plan(&["--throughput", "-1"]).contains("expected a number above 0"));
+    assert!(plan(&["--throughput=-1"]).contains("expected a number above 0"));
 }

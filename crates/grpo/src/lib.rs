@@ -9,7 +9,7 @@
 //! 2. [`NoiseLevel`] and [`Transition`]: one denoising step is one affine Gaussian, `mean = a x + b v`, `std`.
 //! 3. [`Recipe`] and [`StepPlan`]: which steps are random, which are trained, and who shares that choice.
 //! 4. [`GroupLayout`] and [`advantages`]: from rewards to signals.
-//! 5. [`LossWeights`] and [`ClippedLoss`]: from log-probabilities to the loss and its gradient.
+//! 5. [`LossWeights`] and [`PolicyLoss`]: from log-probabilities to the loss and its gradient.
 //!
 //! Notation: `sigma` is the noise share of `x = (1 - sigma) x0 + sigma x1`, `v = x1 - x0` the velocity, `h = sigma - sigma'`
 //! the (positive) step length, `s` the noise level, `D` the number of elements of one sample.
@@ -39,11 +39,11 @@ mod transition;
 pub use advantage::{AdvantageScale, advantages};
 pub use error::Error;
 pub use group::GroupLayout;
-pub use loss::{ClippedLoss, LossTerm, RatioKind, RatioNormalisation};
+pub use loss::{LossTerm, PolicyLoss, RatioKind, StepChange};
 pub use loss_weight::{LossWeight, LossWeights};
 pub use noise_level::NoiseLevel;
 pub use random::{Key, Purpose};
-pub use recipe::{InitialNoise, Recipe, StepSharing, StochasticSteps, TrainedSteps};
+pub use recipe::{Decay, InitialNoise, Recipe, StepSharing, StochasticSteps, TrainedSteps};
 pub use schedule::{Schedule, SigmaGrid};
 pub use step_plan::StepPlan;
-pub use transition::Transition;
+pub use transition::{Density, Transition};

@@ -11,33 +11,27 @@ pub enum RatioKind {
     /// `exp(log_prob - old_log_prob)`.
     #[default]
     Plain,
-    /// `exp((log_prob - old_log_prob + drift) scale)` (GRPO-Guard, arXiv 2510.22319, eq. 8), see [`RatioNormalisation`].
+    /// `exp((log_prob - old_log_prob + drift) std)` with `drift` = [`StepChange::kl`] (GRPO-Guard, arXiv 2510.22319, eq. 8).
+    ///
+    /// With many elements the log-ratio is dominated by its bias `-lambda^2 ms(dv)/2`, so plain clipping becomes a one-sided rail:
+    /// samples leave the range downwards whatever their advantage. Adding the drift back centres the ratio on 1, and the factor `std`
+    /// gives it the same spread at every step.
     Normalised,
 }
 
-/// The two scalars of GRPO-Guard's ratio.
-///
-/// With many elements the log-ratio is dominated by its bias `-lambda^2 ms(dv)/2`, so plain clipping becomes a one-sided
-/// rail: samples leave the range downwards whatever their advantage. Adding the drift back centres the ratio on 1, and the
-/// factor `std` gives it the same spread at every step.
+/// How far the law of a sample's step has moved since the rollout.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RatioNormalisation {
-    /// `|mean - old_mean|^2 / (2 std^2)` per element, which is [`Transition::kl`] of the velocity's change since the rollout.
-    pub drift: f64,
+pub struct StepChange {
+    /// `|mean - old_mean|^2 / (2 std^2)` per element: the KL divergence of the two laws, [`Transition::kl`] of the velocity's change.
+    pub kl: f64,
     /// The step's `std`.
-    pub scale: f64,
+    pub std: f64,
 }
 
-impl RatioNormalisation {
-    /// The plain ratio: no drift, scale 1.
-    pub const NONE: RatioNormalisation = RatioNormalisation { drift: 0.0, scale: 1.0 };
-
+impl StepChange {
     /// From the mean over elements of `(v - v_old)^2`, `v_old` the velocity during the rollout.
-    pub fn new(kind: RatioKind, transition: &Transition, mean_square_velocity_change: f64) -> RatioNormalisation {
-        match kind {
-            RatioKind::Plain => RatioNormalisation::NONE,
-            RatioKind::Normalised => RatioNormalisation { drift: transition.kl(mean_square_velocity_change), scale: transition.std },
-        }
+    pub fn new(transition: &Transition, mean_square_velocity_change: f64) -> StepChange {
+        StepChange { kl: transition.kl(mean_square_velocity_change), std: transition.std }
     }
 }
 
@@ -50,9 +44,19 @@ impl RatioNormalisation {
 ///
 /// Flash-GRPO section 3.1 (beta 0, c 1e-3). One term is one sample at one step; the caller divides by the number of terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClippedLoss {
+pub struct PolicyLoss {
+    /// Plain or normalised.
+    pub ratio: RatioKind,
     /// `c`, in units of the per-element log-probability.
     pub clip_range: f64,
+    /// Instead of the clip: a sample whose step has moved by more than this KL per element, and would move on, has no gradient.
+    ///
+    /// ```text
+    /// loss = -w A ratio,    without gradient if  kl > mask  and  A (ratio - 1) > 0
+    /// ```
+    ///
+    /// The KL of two Gaussians is known exactly, the ratio is one noisy sample of it (Flow-DPPO).
+    pub kl_mask: Option<f64>,
     /// `beta`, the weight of the KL to the reference policy; 0 in the paper.
     pub kl_beta: f64,
 }
@@ -66,51 +70,60 @@ pub struct LossTerm {
     pub grad_log_prob: f64,
     /// The (possibly normalised) ratio; exactly 1 on policy.
     pub ratio: f64,
-    /// Whether the ratio is outside `1 +- clip_range` (whichever side of the advantage: the usual clip fraction).
+    /// Whether the sample is outside `1 +- clip_range`, or beyond `kl_mask` (whichever side of the advantage: the usual clip fraction).
     pub clipped: bool,
 }
 
-impl ClippedLoss {
+impl PolicyLoss {
+    /// The paper's: plain ratio, clipped.
+    ///
     /// # Errors
-    /// A clip range that is not a positive number, or a `kl_beta` that is not a number from 0.
-    pub fn new(clip_range: f64, kl_beta: f64) -> Result<ClippedLoss, Error> {
-        if !(clip_range.is_finite() && clip_range > 0.0) {
+    /// As [`validate`](Self::validate).
+    pub fn new(clip_range: f64, kl_beta: f64) -> Result<PolicyLoss, Error> {
+        let loss = PolicyLoss { ratio: RatioKind::Plain, clip_range, kl_mask: None, kl_beta };
+        loss.validate().map(|()| loss)
+    }
+
+    /// # Errors
+    /// A clip range or KL mask that is not a positive number, or a `kl_beta` that is not a number from 0.
+    pub fn validate(&self) -> Result<(), Error> {
+        if !(self.clip_range.is_finite() && self.clip_range > 0.0) {
             let hint = "the published value is 1e-3; it is in units of the mean log-probability per element";
-            return Err(Error::out_of_range("clip_range", clip_range, "a positive number", hint));
+            return Err(Error::out_of_range("clip_range", self.clip_range, "a positive number", hint));
         }
-        if !(kl_beta.is_finite() && kl_beta >= 0.0) {
-            return Err(Error::out_of_range("kl_beta", kl_beta, "0 or a positive number", "0 switches the KL penalty off"));
+        if let Some(mask) = self.kl_mask.filter(|mask| !(mask.is_finite() && *mask > 0.0)) {
+            let hint = "a KL per element; leave it out to clip the ratio instead";
+            return Err(Error::out_of_range("kl_mask", mask, "a positive number", hint));
         }
-        Ok(ClippedLoss { clip_range, kl_beta })
+        if !(self.kl_beta.is_finite() && self.kl_beta >= 0.0) {
+            return Err(Error::out_of_range("kl_beta", self.kl_beta, "0 or a positive number", "0 switches the KL penalty off"));
+        }
+        Ok(())
     }
 
-    /// The term of one sample with the plain ratio. `advantage` is already clamped, `weight` the step's loss weight.
-    pub fn term(&self, log_prob: f64, old_log_prob: f64, advantage: f64, weight: f64) -> LossTerm {
-        self.normalised_term(log_prob, old_log_prob, advantage, weight, RatioNormalisation::NONE)
+    /// Whether a term depends on [`StepChange`], so that the velocity's change has to be measured.
+    pub fn needs_change(&self) -> bool {
+        self.ratio == RatioKind::Normalised || self.kl_mask.is_some()
     }
 
-    /// The same with GRPO-Guard's ratio.
-    pub fn normalised_term(
-        &self,
-        log_prob: f64,
-        old_log_prob: f64,
-        advantage: f64,
-        weight: f64,
-        normalisation: RatioNormalisation,
-    ) -> LossTerm {
-        let RatioNormalisation { drift, scale } = normalisation;
+    /// The term of one sample. `advantage` is already clamped, `weight` the step's loss weight.
+    pub fn term(&self, log_prob: f64, old_log_prob: f64, advantage: f64, weight: f64, change: StepChange) -> LossTerm {
+        let (drift, scale) = match self.ratio {
+            RatioKind::Plain => (0.0, 1.0),
+            RatioKind::Normalised => (change.kl, change.std),
+        };
         let ratio = ((log_prob - old_log_prob + drift) * scale).exp();
-        let (low, high) = (1.0 - self.clip_range, 1.0 + self.clip_range);
         let unclipped = -advantage * ratio;
-        let clipped = -advantage * ratio.clamp(low, high);
-        // d(-A ratio)/d log_prob = -A ratio scale; the clipped branch is flat, and equal to the other inside the range
-        let slope = if unclipped >= clipped { unclipped * scale } else { 0.0 };
-        LossTerm {
-            loss: weight * unclipped.max(clipped),
-            grad_log_prob: weight * slope,
-            ratio,
-            clipped: (ratio - 1.0).abs() > self.clip_range,
-        }
+        // d(-A ratio)/d log_prob = -A ratio scale; outside the trust region the loss is flat
+        let (loss, is_flat, clipped) = match self.kl_mask {
+            None => {
+                let clipped = -advantage * ratio.clamp(1.0 - self.clip_range, 1.0 + self.clip_range);
+                (unclipped.max(clipped), unclipped < clipped, (ratio - 1.0).abs() > self.clip_range)
+            }
+            Some(mask) => (unclipped, change.kl > mask && advantage * (ratio - 1.0) > 0.0, change.kl > mask),
+        };
+        let slope = if is_flat { 0.0 } else { unclipped * scale };
+        LossTerm { loss: weight * loss, grad_log_prob: weight * slope, ratio, clipped }
     }
 
     /// The KL penalty of one sample, `beta kl`, from [`Transition::kl`]; its derivative by `kl` is `beta`.

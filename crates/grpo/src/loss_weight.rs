@@ -71,8 +71,8 @@ fn raw_weight(recipe: &Recipe, schedule: &Schedule, step: usize) -> f64 {
     match (recipe.loss_weight, recipe.ratio) {
         (LossWeight::Uniform, _) => 1.0,
         (LossWeight::NoiseLevel, _) => transition.std,
-        (LossWeight::Rectified, RatioKind::Plain) => 1.0 / transition.sensitivity(),
-        // the normalised ratio already carries a factor std, so its gradient scales with lambda std = |b|
-        (LossWeight::Rectified, RatioKind::Normalised) => 1.0 / transition.velocity_coef.abs(),
+        (LossWeight::Rectified, RatioKind::Plain) => 1.0 / transition.gradient_scale(),
+        // the normalised ratio already carries a factor std
+        (LossWeight::Rectified, RatioKind::Normalised) => 1.0 / (transition.gradient_scale() * transition.std),
     }
 }

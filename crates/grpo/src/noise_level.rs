@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Schedule};
+use crate::{Density, Error, Schedule};
 
 /// The noise level `s` of a stochastic step, as a function of its sigma.
 ///
@@ -35,6 +35,9 @@ pub enum NoiseLevel {
         /// Share of the noise that is replaced, in (0, 1], 0.9 as published.
         #[serde(default = "cps_eta")]
         eta: f64,
+        /// The Gaussian density, or the published form without its constants.
+        #[serde(default)]
+        density: Density,
     },
 }
 
@@ -64,7 +67,7 @@ impl NoiseLevel {
             "linear" => Some(NoiseLevel::Linear { eta: one() }),
             "flow" => Some(NoiseLevel::Flow { a: flow_scale() }),
             "constant" => Some(NoiseLevel::Constant { eta: constant_eta() }),
-            "cps" => Some(NoiseLevel::Cps { eta: cps_eta() }),
+            "cps" => Some(NoiseLevel::Cps { eta: cps_eta(), density: Density::Gaussian }),
             _ => None,
         }
     }
@@ -95,7 +98,7 @@ impl NoiseLevel {
     /// Standard deviation of the step: `s sqrt(h)`, or `sigma' sin(eta pi / 2)` for `Cps`.
     pub(crate) fn std(&self, schedule: &Schedule, step: usize) -> f64 {
         match *self {
-            NoiseLevel::Cps { eta } => schedule.sigma_next(step) * (eta * std::f64::consts::FRAC_PI_2).sin(),
+            NoiseLevel::Cps { eta, .. } => schedule.sigma_next(step) * (eta * std::f64::consts::FRAC_PI_2).sin(),
             _ => self.level(schedule, step) * (-schedule.dt(step)).sqrt(),
         }
     }
@@ -106,7 +109,7 @@ impl NoiseLevel {
         let (field, value, limit) = match *self {
             NoiseLevel::Linear { eta } | NoiseLevel::Constant { eta } => ("noise_level.eta", eta, f64::INFINITY),
             NoiseLevel::Flow { a } => ("noise_level.a", a, f64::INFINITY),
-            NoiseLevel::Cps { eta } => ("noise_level.eta", eta, 1.0),
+            NoiseLevel::Cps { eta, .. } => ("noise_level.eta", eta, 1.0),
         };
         if value.is_finite() && value > 0.0 && value <= limit {
             return Ok(());

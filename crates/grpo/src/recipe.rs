@@ -8,7 +8,7 @@ mod named;
 mod validate;
 
 /// Which denoising steps draw noise. The last step never does: it ends at sigma 0, where noise stays in the video.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum StochasticSteps {
     /// Every step but the last (Flow-GRPO, DanceGRPO).
@@ -31,7 +31,21 @@ pub enum StochasticSteps {
         stride: usize,
         /// Iterations it stays for.
         every: u64,
+        /// Stays shorter towards the data.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decay: Option<Decay>,
     },
+}
+
+/// The window that starts at step `l` stays for `max(1, floor(every exp(-rate max(0, l - from))))` iterations (MixGRPO, section 3.2):
+/// early steps decide more, so they are trained longer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decay {
+    /// Rate per step.
+    pub rate: f64,
+    /// The step from which on it decays.
+    pub from: usize,
 }
 
 fn one() -> usize {
@@ -126,6 +140,10 @@ pub struct Recipe {
     /// How the probability ratio is formed.
     #[serde(default)]
     pub ratio: RatioKind,
+    /// Largest KL per element that a step may move before its samples are masked, instead of the clip of the ratio; see
+    /// [`PolicyLoss`](crate::PolicyLoss).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_mask: Option<f64>,
 }
 
 impl Default for Recipe {

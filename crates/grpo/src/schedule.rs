@@ -110,6 +110,25 @@ impl Schedule {
         Ok(Schedule { grid, sigmas, timesteps })
     }
 
+    /// The steps from `from` on in `num_steps` larger ones, which start at grid points of this schedule:
+    ///
+    /// ```text
+    /// start_j = from + round(j (N - from) / num_steps),    j = 0 .. num_steps - 1
+    /// ```
+    ///
+    /// # Panics
+    /// If `from` is not a step, or `num_steps` is 0 or more than are left.
+    pub fn thinned(&self, from: usize, num_steps: usize) -> Schedule {
+        let left = self.num_steps() - from;
+        assert!((1..=left).contains(&num_steps), "{num_steps} of {left} steps");
+        let starts: Vec<usize> = (0..num_steps).map(|j| from + (2 * j * left + num_steps) / (2 * num_steps)).collect();
+        Schedule {
+            grid: self.grid,
+            sigmas: starts.iter().map(|&start| self.sigmas[start]).chain([0.0]).collect(),
+            timesteps: starts.iter().map(|&start| self.timesteps[start]).collect(),
+        }
+    }
+
     /// The grid this schedule was laid out by.
     pub fn grid(&self) -> SigmaGrid {
         self.grid

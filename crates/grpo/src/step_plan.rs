@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 
 use crate::random::{index_below, partial_shuffle};
-use crate::{Key, Purpose, Recipe, StepSharing, StochasticSteps};
+use crate::{Decay, Key, Purpose, Recipe, StepSharing, StochasticSteps};
 
 /// Which steps of one rollout draw noise, and which of them are trained; both ascending.
 ///
@@ -59,9 +59,29 @@ fn stochastic_steps(recipe: &Recipe, iteration: u64, num_steps: usize, rng: &mut
     match recipe.stochastic {
         StochasticSteps::All => window(0, num_steps - 1),
         StochasticSteps::Random { count, pool } => window(index_below(rng, pool), count),
-        StochasticSteps::Sliding { size, stride, every } => {
-            let places = (num_steps - size) as u64; // the last step stays out
-            window(((iteration / every).wrapping_mul(stride as u64) % places) as usize, size)
+        StochasticSteps::Sliding { size, stride, every, decay } => {
+            let places = num_steps - size; // the last step stays out
+            window(window_start(iteration, places, stride, |start| stay(every, decay, start)), size)
         }
     }
+}
+
+/// Iterations that the window at `start` stays for.
+fn stay(every: u64, decay: Option<Decay>, start: usize) -> u64 {
+    let Some(Decay { rate, from }) = decay else { return every };
+    ((every as f64 * (-rate * start.saturating_sub(from) as f64).exp()).floor() as u64).max(1)
+}
+
+/// Where the window is that stays `stay(start)` iterations at each place, moves by `stride` and starts over after the last place.
+fn window_start(iteration: u64, places: usize, stride: usize, stay: impl Fn(usize) -> u64) -> usize {
+    let starts = || (0..places).map(|i| i.wrapping_mul(stride) % places);
+    let cycle = starts().map(&stay).fold(0, u64::saturating_add);
+    let mut left = iteration % cycle;
+    for start in starts() {
+        if left < stay(start) {
+            return start;
+        }
+        left -= stay(start);
+    }
+    0
 }

@@ -1,6 +1,19 @@
 //! One denoising step as one affine Gaussian; the same three scalars serve sampling, replay, KL and sensitivity.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{NoiseLevel, Schedule};
+
+/// How the log-probability of a step is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Density {
+    /// The Gaussian's, `-ms / (2 std^2) - ln std - 0.5 ln(2 pi)`.
+    #[default]
+    Gaussian,
+    /// `-ms` alone, as Flow-CPS has it: the ratio then reacts less at steps with little noise.
+    Unnormalised,
+}
 
 /// The law of one denoising step given the latents `x` and the velocity `v`:
 ///
@@ -23,6 +36,8 @@ pub struct Transition {
     pub velocity_coef: f64,
     /// Standard deviation of each element of `x'`; 0 for the ODE.
     pub std: f64,
+    /// How `log_prob` is written down.
+    pub density: Density,
 }
 
 impl Transition {
@@ -31,25 +46,26 @@ impl Transition {
     /// # Panics
     /// If `step` is not a step of the schedule, as everywhere here.
     pub fn ode(schedule: &Schedule, step: usize) -> Transition {
-        Transition { latents_coef: 1.0, velocity_coef: schedule.dt(step), std: 0.0 }
+        Transition { latents_coef: 1.0, velocity_coef: schedule.dt(step), std: 0.0, density: Density::Gaussian }
     }
 
     /// The stochastic step with the given noise level.
     pub fn stochastic(schedule: &Schedule, noise_level: &NoiseLevel, step: usize) -> Transition {
         let (sigma, sigma_next, dt) = (schedule.sigma(step), schedule.sigma_next(step), schedule.dt(step));
         let std = noise_level.std(schedule, step);
-        if let NoiseLevel::Cps { .. } = noise_level {
+        if let NoiseLevel::Cps { density, .. } = *noise_level {
             // x0 and x1 are read off x and v, then mixed again at sigma': (1-sigma') x0 + r x1, r^2 + std^2 = sigma'^2
             let r = (sigma_next * sigma_next - std * std).max(0.0).sqrt();
             return Transition {
                 latents_coef: (1.0 - sigma_next) + r,
                 velocity_coef: -sigma * (1.0 - sigma_next) + (1.0 - sigma) * r,
                 std,
+                density,
             };
         }
         let level = noise_level.level(schedule, step);
         let drift = level * level / (2.0 * sigma);
-        Transition { latents_coef: 1.0 + drift * dt, velocity_coef: (1.0 + drift * (1.0 - sigma)) * dt, std }
+        Transition { latents_coef: 1.0 + drift * dt, velocity_coef: (1.0 + drift * (1.0 - sigma)) * dt, std, density: Density::Gaussian }
     }
 
     /// `a x + b v` for one element.
@@ -57,7 +73,7 @@ impl Transition {
         self.latents_coef * latents + self.velocity_coef * velocity
     }
 
-    /// How strongly the log-probability reacts to the velocity, `lambda = |b| / std`; infinite for the ODE.
+    /// How strongly the Gaussian's log-probability reacts to the velocity, `lambda = |b| / std`; infinite for the ODE.
     ///
     /// ```text
     /// lambda = sqrt(h)/s + s sqrt(h) (1-sigma)/(2 sigma)          (flow SDE)
@@ -69,26 +85,37 @@ impl Transition {
         self.velocity_coef.abs() / self.std
     }
 
+    /// The factor `g` of the on-policy gradient `d log_prob / d v = -eps g / D`: lambda, or `2 std^2 lambda` where the density is not
+    /// normalised.
+    pub fn gradient_scale(&self) -> f64 {
+        match self.density {
+            Density::Gaussian => self.sensitivity(),
+            Density::Unnormalised => 2.0 * self.velocity_coef.abs() * self.std,
+        }
+    }
+
     /// Log-density of the recorded `x'`, as a **mean** over the `D` elements (clip ranges are in per-element units):
     ///
     /// ```text
     /// log_prob = -ms / (2 std^2) - ln std - 0.5 ln(2 pi),     ms = mean over D of (x' - mean)^2
+    /// log_prob = -ms                                          (density not normalised)
     /// ```
     ///
     /// Take `ms` in f32 or better. Not defined for the ODE (`std` 0).
     pub fn log_prob(&self, mean_square_residual: f64) -> f64 {
         let half_log_two_pi = 0.5 * (2.0 * std::f64::consts::PI).ln();
-        -mean_square_residual / (2.0 * self.std * self.std) - self.std.ln() - half_log_two_pi
+        match self.density {
+            Density::Gaussian => -mean_square_residual / (2.0 * self.std * self.std) - self.std.ln() - half_log_two_pi,
+            Density::Unnormalised => -mean_square_residual,
+        }
     }
 
-    /// `d log_prob / d ms = -1 / (2 std^2)`: what a caller multiplies into the gradient of the mean-square residual.
+    /// `d log_prob / d ms = -1 / (2 std^2)`, or -1: what a caller multiplies into the gradient of the mean-square residual.
     pub fn log_prob_slope(&self) -> f64 {
-        -0.5 / (self.std * self.std)
-    }
-
-    /// CPS as published: `-ms`, without `1 / (2 std^2)` and the constants.
-    pub fn unnormalised_log_prob(&self, mean_square_residual: f64) -> f64 {
-        -mean_square_residual
+        match self.density {
+            Density::Gaussian => -0.5 / (self.std * self.std),
+            Density::Unnormalised => -1.0,
+        }
     }
 
     /// KL divergence of this step between two policies, per element:

@@ -14,7 +14,8 @@ fn noise_level() -> impl Strategy<Value = NoiseLevel> {
         (0.1..2.0).prop_map(|eta| NoiseLevel::Linear { eta }),
         (0.1..1.0).prop_map(|a| NoiseLevel::Flow { a }),
         (0.1..1.0).prop_map(|eta| NoiseLevel::Constant { eta }),
-        (0.1..1.0).prop_map(|eta| NoiseLevel::Cps { eta }),
+        ((0.1..1.0), any::<bool>())
+            .prop_map(|(eta, gaussian)| NoiseLevel::Cps { eta, density: if gaussian { Density::Gaussian } else { Density::Unnormalised } }),
     ]
 }
 
@@ -47,7 +48,7 @@ proptest! {
     #[test]
     fn without_noise_a_step_is_the_ode((schedule, step) in place()) {
         let ode = Transition::ode(&schedule, step);
-        for noise_level in [NoiseLevel::Linear { eta: 1e-9 }, NoiseLevel::Flow { a: 1e-9 }, NoiseLevel::Constant { eta: 1e-9 }, NoiseLevel::Cps { eta: 1e-9 }] {
+        for noise_level in [NoiseLevel::Linear { eta: 1e-9 }, NoiseLevel::Flow { a: 1e-9 }, NoiseLevel::Constant { eta: 1e-9 }, NoiseLevel::Cps { eta: 1e-9, density: Density::Gaussian }] {
             let t = Transition::stochastic(&schedule, &noise_level, step);
             close(t.latents_coef, ode.latents_coef, 1e-7)?;
             close(t.velocity_coef, ode.velocity_coef, 1e-7)?;
@@ -63,10 +64,10 @@ proptest! {
         let t = Transition::stochastic(&schedule, &noise_level, step);
         let next = t.mean(x, v) + t.std * eps;
         let log_prob = |v: f64| t.log_prob((next - t.mean(x, v)).powi(2)); // D = 1
-        let d = 1e-5 / t.sensitivity();
+        let d = 1e-5 / t.gradient_scale();
         let slope = (log_prob(v + d) - log_prob(v - d)) / (2.0 * d);
         let sign = -t.velocity_coef.signum(); // b < 0 but for extreme CPS
-        close(slope / t.sensitivity(), -eps * sign, 1e-4)?;
+        close(slope / t.gradient_scale(), -eps * sign, 1e-4)?;
         if !matches!(noise_level, NoiseLevel::Cps { .. }) {
             let (s, sigma, h) = (noise_level.level(&schedule, step), schedule.sigma(step), -schedule.dt(step));
             close(t.sensitivity(), h.sqrt() / s + s * h.sqrt() * (1.0 - sigma) / (2.0 * sigma), 1e-10)?;
@@ -86,12 +87,13 @@ proptest! {
         let ratio = if normalised { RatioKind::Normalised } else { RatioKind::Plain };
         let stochastic = StochasticSteps::Random { count: 1, pool: pool.min(n - 1) };
         let recipe = Recipe { stochastic, noise_level, ratio, ..Recipe::flash_grpo() };
+        prop_assume!(recipe.validate(n).is_ok()); // a normalised ratio needs a normalised density
         let weights = LossWeights::new(&recipe, &schedule).unwrap();
-        let loss = ClippedLoss::new(1e-3, 0.0).unwrap();
+        let loss = PolicyLoss { ratio, ..PolicyLoss::new(1e-3, 0.0).unwrap() };
         let scales: Vec<f64> = weights.pool().iter().map(|&step| {
             let t = Transition::stochastic(&schedule, &noise_level, step);
-            let term = loss.normalised_term(0.3, 0.3, 1.0, weights.weight(step), RatioNormalisation::new(ratio, &t, 0.0));
-            (term.grad_log_prob * t.sensitivity()).abs()
+            let term = loss.term(0.3, 0.3, 1.0, weights.weight(step), StepChange::new(&t, 0.0));
+            (term.grad_log_prob * t.gradient_scale()).abs()
         }).collect();
         for scale in &scales {
             close(scale / scales[0], 1.0, 1e-10)?;
@@ -103,6 +105,7 @@ proptest! {
                                          name in prop::sample::select(Recipe::NAMES.to_vec())) {
         let schedule = Schedule::new(grid, n, shift).unwrap();
         let recipe = Recipe { noise_level, ..Recipe::named(name).unwrap() };
+        prop_assume!(recipe.validate(n).is_ok());
         let weights = LossWeights::new(&recipe, &schedule).unwrap();
         let sum: f64 = weights.pool().iter().map(|&step| weights.weight(step)).sum();
         close(sum / weights.pool().len() as f64, 1.0, 1e-12)?;
@@ -135,8 +138,8 @@ proptest! {
 
     #[test]
     fn on_policy_the_ratio_is_exactly_one(log_prob in -10.0..10.0f64, advantage in -5.0..5.0f64, weight in 0.1..2.0f64) {
-        let loss = ClippedLoss::new(1e-4, 0.0).unwrap();
-        let term = loss.term(log_prob, log_prob, advantage, weight);
+        let loss = PolicyLoss::new(1e-4, 0.0).unwrap();
+        let term = loss.term(log_prob, log_prob, advantage, weight, StepChange { kl: 0.0, std: 0.3 });
         prop_assert_eq!(term.ratio, 1.0);
         prop_assert_eq!(term.grad_log_prob, -weight * advantage);
         prop_assert!(!term.clipped);
@@ -146,9 +149,8 @@ proptest! {
     #[test]
     fn gradient_is_the_slope_of_the_loss(old in -2.0..2.0f64, change in -0.5..0.5f64, advantage in -5.0..5.0f64,
                                          drift in 0.0..0.1f64, scale in 0.1..1.0f64) {
-        let loss = ClippedLoss::new(0.2, 0.0).unwrap();
-        let normalisation = RatioNormalisation { drift, scale };
-        let at = |log_prob: f64| loss.normalised_term(log_prob, old, advantage, 0.7, normalisation);
+        let loss = PolicyLoss { ratio: RatioKind::Normalised, ..PolicyLoss::new(0.2, 0.0).unwrap() };
+        let at = |log_prob: f64| loss.term(log_prob, old, advantage, 0.7, StepChange { kl: drift, std: scale });
         let d = 1e-6;
         let here = at(old + change);
         prop_assume!(((here.ratio - 1.0).abs() - 0.2).abs() > 1e-4);
@@ -191,6 +193,42 @@ fn the_window_slides_and_starts_over() {
 }
 
 #[test]
+fn a_decaying_window_hurries_towards_the_data() {
+    let recipe = Recipe {
+        stochastic: StochasticSteps::Sliding { size: 2, stride: 1, every: 8, decay: Some(Decay { rate: std::f64::consts::LN_2, from: 1 }) },
+        ..Recipe::named("mixgrpo").unwrap()
+    };
+    let starts: Vec<usize> = (0..25).map(|iteration| recipe.plan(1, iteration, 0, 0, 7).stochastic[0]).collect();
+    // 8, 8, 4, 2 and 1 iterations at 0, 1, 2, 3 and 4, then from the start
+    let expected = [(0, 8), (1, 8), (2, 4), (3, 2), (4, 1), (0, 2)];
+    assert_eq!(starts, expected.into_iter().flat_map(|(start, count)| vec![start; count]).collect::<Vec<_>>());
+}
+
+/// Beyond the mask, a sample that would move on has no gradient, one that comes back has its full one.
+#[test]
+fn the_kl_mask_stops_what_moves_on() {
+    let loss = PolicyLoss { kl_mask: Some(1e-3), ..PolicyLoss::new(1e-4, 0.0).unwrap() };
+    let (near, far) = (StepChange { kl: 0.9e-3, std: 0.3 }, StepChange { kl: 1.1e-3, std: 0.3 });
+    for (advantage, change) in [(1.0, 0.1), (-1.0, -0.1)] {
+        let slope = |step: StepChange, change: f64| loss.term(change, 0.0, advantage, 0.5, step).grad_log_prob;
+        let full = |change: f64| -0.5 * advantage * f64::exp(change);
+        assert_eq!([slope(near, change), slope(far, change), slope(far, -change)], [full(change), 0.0, full(-change)]);
+        let term = loss.term(change, 0.0, advantage, 0.5, far);
+        assert_eq!((term.loss, term.clipped), (full(change), true));
+        assert!(!loss.term(change, 0.0, advantage, 0.5, near).clipped, "the ratio does not matter");
+    }
+}
+
+#[test]
+fn a_thinned_schedule_keeps_to_the_grid() {
+    let schedule = Schedule::new(SigmaGrid::Unipc, 10, 3.0).unwrap();
+    assert_eq!(schedule.thinned(0, 10), schedule);
+    let thinned = schedule.thinned(3, 3);
+    assert_eq!(thinned.sigmas(), [schedule.sigma(3), schedule.sigma(5), schedule.sigma(8), 0.0]);
+    assert_eq!((thinned.num_steps(), thinned.timestep(1)), (3, schedule.timestep(5)));
+}
+
+#[test]
 fn dancegrpo_trains_sixty_percent_of_its_steps() {
     let recipe = Recipe::named("dancegrpo").unwrap();
     let plan = recipe.plan(1, 0, 0, 0, 16);
@@ -218,7 +256,12 @@ fn nonsense_is_refused_with_a_hint() {
     let twice = Recipe { loss_weight: LossWeight::NoiseLevel, ..Recipe::named("grpo-guard").unwrap() };
     assert!(message(twice, 20).starts_with("loss_weight"));
     assert!(GroupLayout::new(4, 1).is_err() && GroupLayout::new(0, 8).is_err());
-    assert!(ClippedLoss::new(0.0, 0.0).is_err() && ClippedLoss::new(1e-3, -1.0).is_err());
+    assert!(PolicyLoss::new(0.0, 0.0).is_err() && PolicyLoss::new(1e-3, -1.0).is_err());
+    let unmeasurable = Recipe { kl_mask: Some(0.0), ..flash() };
+    assert!(message(unmeasurable, 20).starts_with("kl_mask"));
+    let bare = NoiseLevel::Cps { eta: 0.9, density: Density::Unnormalised };
+    let unequal = Recipe { noise_level: bare, ..Recipe::named("grpo-guard").unwrap() };
+    assert!(message(unequal, 20).starts_with("noise_level.density"));
     assert!(Schedule::new(SigmaGrid::Unipc, 0, 3.0).is_err() && Schedule::new(SigmaGrid::Unipc, 10, f64::NAN).is_err());
     for sigmas in [vec![], vec![0.0], vec![1.0, 1.0, 0.0], vec![1.0, 0.5], vec![1.5, 0.0], vec![f64::NAN, 0.0]] {
         assert!(Schedule::from_sigmas(SigmaGrid::Unipc, sigmas).is_err());

@@ -1,19 +1,21 @@
-//! One self-contained HTML file about a training run: curves, videos before and after, numbers, the recipe.
+//! One self-contained HTML file about training runs and comparisons: tables, curves, videos before and after, numbers, recipes.
 //!
-//! It opens from disk, asks for nothing over the network, and runs no script. [`load`](mod@load) reads the run folder, [`chart`] draws,
-//! [`page`] writes.
+//! It opens from disk, asks for nothing over the network, and runs no script. [`load`](mod@load) reads the folders, [`chart`] draws,
+//! [`page`] writes about one run, [`several`] about several, [`comparison`] about a comparison.
 
 pub mod chart;
 pub mod comparison;
 pub mod load;
 pub mod page;
+pub mod several;
 
+use load::Subject;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file of the run folder.
+    /// A file of a run or comparison folder.
     #[error("`{path}`: {reason}\nhint: {hint}", path = path.display())]
     File {
         /// The file or folder.
@@ -28,23 +30,15 @@ pub enum Error {
 /// The crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The page about a comparison, from its `table.json`.
+/// The page about the runs and comparisons in `folders`, finished or not, to be put into `place`: it links to what lies below.
 ///
 /// # Errors
-/// A table that is not one.
-pub fn comparison_html(table: &serde_json::Value) -> Result<String> {
-    let table = serde_json::from_value(table.clone()).map_err(|e| Error::File {
-        path: "table.json".into(),
-        reason: e.to_string(),
-        hint: "make the comparison anew; finished runs are not made again",
-    })?;
-    Ok(comparison::render(&table))
-}
-
-/// The page about the run in `folder`, finished or not.
-///
-/// # Errors
-/// A folder that holds no run, or a file in it that cannot be read.
-pub fn html(folder: &Path) -> Result<String> {
-    Ok(page::render(&load::Run::load(folder)?))
+/// A folder that holds neither, or a file in it that cannot be read.
+pub fn html(folders: &[impl AsRef<Path>], place: &Path) -> Result<String> {
+    let subjects = folders.iter().map(|folder| Subject::load(folder.as_ref())).collect::<Result<Vec<_>>>()?.concat();
+    Ok(match subjects.as_slice() {
+        [Subject::Run(run)] => page::render(run),
+        [Subject::Comparison(comparison)] => comparison::render(comparison, place),
+        _ => several::render(&subjects, place),
+    })
 }

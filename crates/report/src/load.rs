@@ -1,16 +1,90 @@
-//! A run folder, as far as the page needs it.
+//! Run and comparison folders, as far as the page needs them.
 
+use crate::comparison::Table;
 use crate::{Error, Result};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// What a folder holds.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// What `flash-grpo train` wrote.
+    Run(Run),
+    /// What `flash-grpo compare` wrote.
+    Comparison(Comparison),
+}
+
+impl Subject {
+    /// Reads a folder of either kind. A comparison that is under way is the runs that it has begun.
+    ///
+    /// # Errors
+    /// A folder of neither kind; a file in it that cannot be read or is not what it should be.
+    pub fn load(folder: &Path) -> Result<Vec<Self>> {
+        if folder.join(TABLE).exists() {
+            return Ok(vec![Self::Comparison(Comparison::load(folder)?)]);
+        }
+        let begun = runs_of_comparison(folder);
+        if folder.join(RECIPE).exists() || begun.is_empty() {
+            return Ok(vec![Self::Run(Run::load(folder, usize::MAX)?)]);
+        }
+        begun.iter().map(|run| Run::load(run, Comparison::VIDEOS).map(Self::Run)).collect()
+    }
+}
+
+/// The run folders `runs/RECIPE/SEED` of a comparison, in order of their names.
+fn runs_of_comparison(folder: &Path) -> Vec<PathBuf> {
+    let inside = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut runs: Vec<PathBuf> = inside(&folder.join("runs")).flat_map(|row| inside(&row).collect::<Vec<_>>()).collect();
+    runs.retain(|run| run.join(RECIPE).exists());
+    runs.sort();
+    runs
+}
+
+/// The file by which a comparison folder is known.
+const TABLE: &str = "table.json";
+
+/// A comparison, with what is left of its runs.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// Name of its folder.
+    pub name: String,
+    /// `table.json`.
+    pub table: Table,
+    /// The runs of each row of the table, in its order.
+    pub runs: Vec<Vec<Run>>,
+}
+
+impl Comparison {
+    /// Videos of a run: the largest and the smallest gain.
+    const VIDEOS: usize = 2;
+
+    /// Reads the table, and the runs that are still there.
+    ///
+    /// # Errors
+    /// As [`Subject::load`].
+    pub fn load(folder: &Path) -> Result<Self> {
+        let path = folder.join(TABLE);
+        let hint = "make the comparison anew; finished runs are not made again";
+        let missing = || Error::File { path: path.clone(), reason: "no such file".into(), hint };
+        let table: Table = json(&path, hint)?.ok_or_else(missing)?;
+        let of = |row: &crate::comparison::Row| {
+            let present = row.run_folders(folder).into_iter().filter(|run| run.join(RECIPE).exists());
+            present.enumerate().map(|(i, run)| Run::load(&run, if i == 0 { Self::VIDEOS } else { 0 })).collect()
+        };
+        let runs = table.rows.iter().map(of).collect::<Result<_>>()?;
+        Ok(Self { name: folder_name(folder), table, runs })
+    }
+}
 
 /// A run.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Name of its folder.
     pub name: String,
+    /// The folder.
+    pub folder: PathBuf,
     /// The resolved recipe.
     pub recipe: String,
     /// Lines of metrics.jsonl.
@@ -61,29 +135,54 @@ struct EvaluatedSample {
 
 #[derive(Debug, Deserialize)]
 struct Reward {
-    value: f64,
+    value: Option<f64>,
 }
 
+/// The file by which a run folder is known.
+const RECIPE: &str = "recipe.toml";
+
 impl Run {
-    /// Reads what is there; only the recipe has to be.
+    /// Reads what is there, and of the videos `most`, of largest and smallest gain; only the recipe has to be there.
     ///
     /// # Errors
     /// A folder without `recipe.toml`; a file that cannot be read or is not what it should be.
-    pub fn load(folder: &Path) -> Result<Self> {
-        let recipe = folder.join("recipe.toml");
-        let hint = "give the folder that `flash-grpo train` wrote";
+    pub fn load(folder: &Path, most: usize) -> Result<Self> {
+        let recipe = folder.join(RECIPE);
+        let hint = "give a folder that `flash-grpo train` or `flash-grpo compare` wrote";
         let recipe = std::fs::read_to_string(&recipe).map_err(|e| Error::File { path: recipe.clone(), reason: e.to_string(), hint })?;
-        let name = folder.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         Ok(Self {
-            name: name.unwrap_or_else(|| folder.display().to_string()),
+            name: folder_name(folder),
+            folder: folder.to_owned(),
             recipe,
             metrics: lines(&folder.join("metrics.jsonl"))?,
             timings: lines(&folder.join("timings.jsonl"))?,
             evals: lines(&folder.join("eval.jsonl"))?,
-            summary: json(&folder.join("summary.json"))?,
-            videos: videos(folder)?,
+            summary: json(&folder.join("summary.json"), ANEW)?,
+            videos: videos(folder, most)?,
         })
     }
+
+    /// A number of its summary.
+    pub fn result(&self, key: &str) -> Option<f64> {
+        self.summary.as_ref()?.get(key)?.as_f64()
+    }
+
+    /// The 95 % interval of its gain in held-out reward.
+    pub fn interval(&self) -> Option<[f64; 2]> {
+        let bounds = self.summary.as_ref()?.get("eval_reward_interval")?;
+        Some([bounds.get(0)?.as_f64()?, bounds.get(1)?.as_f64()?])
+    }
+
+    /// Changes of the videos that no reward asked for.
+    pub fn alarms(&self) -> Vec<&str> {
+        let alarms = self.summary.as_ref().and_then(|summary| summary.get("alarms")).and_then(Value::as_array);
+        alarms.into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+}
+
+fn folder_name(folder: &Path) -> String {
+    let name = folder.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    name.unwrap_or_else(|| folder.display().to_string())
 }
 
 /// A file that may be absent.
@@ -95,13 +194,12 @@ fn text(path: &Path) -> Result<Option<String>> {
     }
 }
 
-fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
+/// What to do about a broken file of a run.
+const ANEW: &str = "delete it, and resume the run to write it anew";
+
+fn json<T: for<'a> Deserialize<'a>>(path: &Path, hint: &'static str) -> Result<Option<T>> {
     let Some(text) = text(path)? else { return Ok(None) };
-    let broken = |e: serde_json::Error| Error::File {
-        path: path.into(),
-        reason: e.to_string(),
-        hint: "delete it, and resume the run to write it anew",
-    };
+    let broken = |e: serde_json::Error| Error::File { path: path.into(), reason: e.to_string(), hint };
     serde_json::from_str(&text).map(Some).map_err(broken)
 }
 
@@ -120,23 +218,43 @@ fn lines(path: &Path) -> Result<Vec<Value>> {
     whole.lines().enumerate().map(parse).collect()
 }
 
-fn videos(folder: &Path) -> Result<Vec<VideoPair>> {
-    let before: Option<Evaluation> = json(&folder.join("evaluation-before.json"))?;
-    let after: Option<Evaluation> = json(&folder.join("evaluation-after.json"))?;
-    let mut pairs: BTreeMap<usize, VideoPair> = BTreeMap::new();
+/// A pair whose files have not been read.
+#[derive(Default)]
+struct Unread {
+    prompt: String,
+    paths: [Option<PathBuf>; 2],
+    rewards: [Option<f64>; 2],
+}
+
+fn videos(folder: &Path, most: usize) -> Result<Vec<VideoPair>> {
+    let before: Option<Evaluation> = json(&folder.join("evaluation-before.json"), ANEW)?;
+    let after: Option<Evaluation> = json(&folder.join("evaluation-after.json"), ANEW)?;
+    let mut pairs: BTreeMap<usize, Unread> = BTreeMap::new();
     for (side, evaluation) in [before, after].into_iter().enumerate() {
         for sample in evaluation.into_iter().flat_map(|evaluation| evaluation.samples) {
-            let Some(video) = &sample.video else { continue };
             // names come from our own JSON, but a file is a file: nothing outside of the folder
-            let Some(name) = Path::new(video).file_name() else { continue };
-            let Ok(bytes) = std::fs::read(folder.join("samples").join(name)) else { continue };
+            let Some(name) = sample.video.as_ref().and_then(|video| Path::new(video).file_name()) else { continue };
+            let path = folder.join("samples").join(name);
+            if !path.is_file() {
+                continue;
+            }
             let pair = pairs.entry(sample.prompt).or_default();
             pair.prompt = sample.text;
-            pair.rewards[side] = Some(sample.reward.value);
-            if side == 0 { pair.before = bytes } else { pair.after = Some(bytes) }
+            pair.rewards[side] = sample.reward.value;
+            pair.paths[side] = Some(path);
         }
     }
-    let mut pairs: Vec<VideoPair> = pairs.into_values().filter(|pair| !pair.before.is_empty()).collect();
-    pairs.sort_by(|a, b| b.gain().unwrap_or(0.0).total_cmp(&a.gain().unwrap_or(0.0)));
-    Ok(pairs)
+    let gain = |pair: &Unread| pair.rewards[1].zip(pair.rewards[0]).map_or(0.0, |(after, before)| after - before);
+    let mut pairs: Vec<Unread> = pairs.into_values().filter(|pair| pair.paths[0].is_some()).collect();
+    pairs.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+    if pairs.len() > most {
+        pairs.drain(most.div_ceil(2)..pairs.len() - most / 2);
+    }
+    Ok(pairs.into_iter().filter_map(read).collect())
+}
+
+/// A video that cannot be read is left out: the page is about the run all the same.
+fn read(pair: Unread) -> Option<VideoPair> {
+    let [before, after] = pair.paths.map(|path| std::fs::read(path?).ok());
+    Some(VideoPair { prompt: pair.prompt, before: before?, after, rewards: pair.rewards })
 }

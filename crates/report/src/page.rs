@@ -1,6 +1,6 @@
-//! The page.
+//! The page about one run, and what all pages have in common.
 
-use crate::chart::{Series, lines, smooth};
+use crate::chart::{Axes, Series, Size, Style, figure};
 use crate::load::{Run, VideoPair};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,18 +8,44 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
 /// Iterations over which noisy curves are averaged.
-const WINDOW: usize = 10;
+pub(crate) const WINDOW: usize = 10;
 
 /// The whole page.
 pub fn render(run: &Run) -> String {
-    let main = html! {
-        (alarms(run))
-        (videos(&run.videos))
-        section { h2 { "Curves" } (figures(charts(run))) }
-        (numbers(run))
-        section { h2 { "Recipe" } details { summary { "the resolved recipe, complete" } pre { (run.recipe) } } }
-    };
-    document(&run.name, outcome(run), main)
+    document(&run.name, outcome(run), sections(run, Level::Page))
+}
+
+/// How deep a run's sections lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The page is theirs.
+    Page,
+    /// They belong to one of several runs.
+    Part,
+}
+
+impl Level {
+    /// A heading of that level.
+    pub(crate) fn title(self, text: &str) -> Markup {
+        match self {
+            Level::Page => html! { h2 { (text) } },
+            Level::Part => html! { h3 { (text) } },
+        }
+    }
+}
+
+/// Everything about a run but its result.
+pub(crate) fn sections(run: &Run, level: Level) -> Markup {
+    html! {
+        (alarms(run, level))
+        (videos(&run.videos, level))
+        section { (level.title("Curves")) div.charts { @for chart in charts(run) { (chart) } } }
+        (numbers(run, level))
+        section {
+            (level.title("Recipe"))
+            details { summary { "the resolved recipe, complete" } pre tabindex="0" { (run.recipe) } }
+        }
+    }
 }
 
 /// A page of ours: nothing of it comes from elsewhere.
@@ -40,12 +66,55 @@ pub(crate) fn document(title: &str, head: Markup, main: Markup) -> String {
     page.into_string()
 }
 
-/// Charts beside each other, as many as fit.
-pub(crate) fn figures(charts: Vec<String>) -> Markup {
-    html! { div.charts { @for chart in charts { figure { (PreEscaped(chart)) } } } }
+/// A table that may be wider than the window: a region to scroll, also with the keyboard.
+pub(crate) fn wide(label: &str, table: Markup) -> Markup {
+    html! { div.wide role="region" aria-label=(label) tabindex="0" { (table) } }
 }
 
-fn number(value: &Value, key: &str) -> Option<f64> {
+/// What an interval says about a difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Better,
+    Worse,
+    Undecided,
+}
+
+impl Verdict {
+    pub(crate) fn of([low, high]: [f64; 2]) -> Self {
+        if low > 0.0 {
+            Self::Better
+        } else if high < 0.0 {
+            Self::Worse
+        } else {
+            Self::Undecided
+        }
+    }
+
+    /// Its word, also its class.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::Undecided => "undecided",
+        }
+    }
+
+    pub(crate) fn badge(self) -> Markup {
+        html! { span class=(format!("verdict {}", self.word())) { (self.word()) } }
+    }
+}
+
+/// `0.702`, or a dash for what is no number.
+pub(crate) fn plain(value: f64) -> String {
+    if value.is_finite() { format!("{value:.3}") } else { "-".into() }
+}
+
+/// `+0.158 [+0.117, +0.198]`; on a phone on two lines.
+pub(crate) fn signed(mean: f64, [low, high]: [f64; 2]) -> Markup {
+    html! { (format!("{mean:+.3}")) " " span.interval { (format!("[{low:+.3}, {high:+.3}]")) } }
+}
+
+pub(crate) fn number(value: &Value, key: &str) -> Option<f64> {
     value.get(key).and_then(Value::as_f64)
 }
 
@@ -55,58 +124,58 @@ fn outcome(run: &Run) -> Markup {
     let Some(summary) = &run.summary else {
         return html! { p.outcome { "under way: " (iterations) " iterations" } };
     };
-    let field = |key: &str| number(summary, key).unwrap_or(f64::NAN);
-    let interval = summary.get("eval_reward_interval").and_then(Value::as_array);
-    let bound = |i: usize| interval.and_then(|bounds| bounds.get(i)?.as_f64()).unwrap_or(f64::NAN);
-    let verdict = if bound(0) > 0.0 {
-        "better"
-    } else if bound(1) < 0.0 {
-        "worse"
-    } else {
-        "undecided"
-    };
+    let field = |key: &str| run.result(key).unwrap_or(f64::NAN);
+    let interval = run.interval().unwrap_or([f64::NAN; 2]);
     html! {
         p.outcome {
-            span class=(format!("verdict {verdict}")) { (verdict) }
-            " held-out reward " (format!("{:.3}", field("eval_reward_before"))) " to " strong { (format!("{:.3}", field("eval_reward_after"))) }
+            (Verdict::of(interval).badge())
+            " held-out reward " (plain(field("eval_reward_before"))) " to " strong { (plain(field("eval_reward_after"))) }
             ": " (format!("{:+.3}", field("eval_reward_difference")))
-            ", 95 % interval " (format!("[{:+.3}, {:+.3}]", bound(0), bound(1)))
+            ", 95 % interval " span.interval { (format!("[{:+.3}, {:+.3}]", interval[0], interval[1])) }
         }
         p {
-            (summary.get("method").and_then(Value::as_str).unwrap_or("?")) ", seed " (summary.get("seed").map(ToString::to_string).unwrap_or_default())
-            ", " (iterations) " iterations, " (format!("{:.0}", summary.get("num_samples").and_then(Value::as_f64).unwrap_or(0.0)))
-            " samples of " (format!("{:.0}", summary.get("num_prompts").and_then(Value::as_f64).unwrap_or(0.0))) " held-out prompts"
+            (method(run)) ", seed " (summary.get("seed").map(ToString::to_string).unwrap_or_default())
+            ", " (iterations) " iterations, " (format!("{:.0}", field("num_samples")))
+            " samples of " (format!("{:.0}", field("num_prompts"))) " held-out prompts"
         }
     }
 }
 
-/// Changes of the videos that no reward asked for.
-fn alarms(run: &Run) -> Markup {
-    let alarms = run.summary.as_ref().and_then(|summary| summary.get("alarms")).and_then(Value::as_array);
-    let texts: Vec<&str> = alarms.into_iter().flatten().filter_map(Value::as_str).collect();
+/// The name of its method.
+pub(crate) fn method(run: &Run) -> &str {
+    run.summary.as_ref().and_then(|summary| summary.get("method")).and_then(Value::as_str).unwrap_or("?")
+}
+
+fn alarms(run: &Run, level: Level) -> Markup {
+    let texts = run.alarms();
     if texts.is_empty() {
         return html! {};
     }
     html! {
         section.alarm role="alert" {
-            h2 { "Look at the videos" }
+            (level.title("Look at the videos"))
             p { "The videos changed in ways that the reward does not ask for. That can be reward hacking." }
             ul { @for text in texts { li { (text) } } }
         }
     }
 }
 
-fn videos(pairs: &[VideoPair]) -> Markup {
+fn videos(pairs: &[VideoPair], level: Level) -> Markup {
     if pairs.is_empty() {
         return html! {};
     }
     html! {
         section {
-            h2 { "Before and after" }
+            (level.title("Before and after"))
             p { "Held-out prompts, the same noise on both sides; largest gain first, smallest or negative last." }
-            div.pairs { @for pair in pairs { (video_pair(pair)) } }
+            (video_pairs(pairs))
         }
     }
+}
+
+/// Pairs beside each other, as many as fit.
+pub(crate) fn video_pairs(pairs: &[VideoPair]) -> Markup {
+    html! { div.pairs { @for pair in pairs { (video_pair(pair)) } } }
 }
 
 fn video_pair(pair: &VideoPair) -> Markup {
@@ -129,31 +198,36 @@ fn video(bytes: &[u8], label: &str) -> Markup {
     html! { video src=(source) aria-label=(label) controls loop muted autoplay playsinline {} }
 }
 
-/// One value per iteration.
-fn series(run: &Run, name: &str, of: impl Fn(&Value) -> Option<f64>) -> Series {
+/// One value per iteration, as the `i`-th line of its chart.
+pub(crate) fn series(run: &Run, i: usize, name: &str, of: impl Fn(&Value) -> Option<f64>) -> Series {
     let point = |line: &Value| Some((number(line, "iteration")?, of(line)?));
-    Series::line(name, run.metrics.iter().filter_map(point).collect())
+    Series::line(i, name, run.metrics.iter().filter_map(point).collect())
 }
 
-fn charts(run: &Run) -> Vec<String> {
-    let metric = |key: &'static str| series(run, key, move |line| number(line, key));
-    let smoothed = |series: Series| Series { points: smooth(&series.points, WINDOW), ..series };
-    let mut reward = vec![smoothed(Series { name: format!("rollouts, mean of {WINDOW}"), ..metric("reward_mean") })];
+/// Held-out rewards during training.
+pub(crate) fn held_out(run: &Run, i: usize, name: &str) -> Series {
+    let point = |line: &Value| Some((number(line, "iteration")?, number(line, "eval_reward")?));
+    Series::line(i, name, run.evals.iter().filter_map(point).collect())
+}
+
+fn charts(run: &Run) -> Vec<Markup> {
+    let metric = |key: &'static str| series(run, 0, key, move |line| number(line, key));
+    let mut reward = vec![Series { name: format!("rollouts, mean of {WINDOW}"), ..metric("reward_mean") }.smooth(WINDOW)];
     if !run.evals.is_empty() {
-        let point = |line: &Value| Some((number(line, "iteration")?, number(line, "eval_reward")?));
-        reward.push(Series::line("held-out", run.evals.iter().filter_map(point).collect()));
+        reward.push(Series { style: Style::ranked(1), ..held_out(run, 1, "held-out") });
     }
+    let parts_title = format!("parts of the reward, mean of {WINDOW}");
     let all = [
-        lines("reward", &reward, None),
-        lines(&format!("parts of the reward, mean of {WINDOW}"), &parts(run), None),
-        lines("spread of the reward within groups", &[metric("reward_group_std")], None),
-        lines("gradient norm before clipping", &[metric("grad_norm")], None),
-        lines("share of clipped ratios", &[metric("clip_fraction")], Some(-0.02..1.02)),
-        lines("ratio deviation before the first update", &[metric("ratio_deviation")], None),
-        lines("KL to the reference", &non_zero(metric("kl")), None),
-        lines("seconds per iteration", &times(run), None),
+        ("reward", reward),
+        (&*parts_title, parts(run)),
+        ("spread of the reward within groups", vec![metric("reward_group_std")]),
+        ("gradient norm before clipping", vec![metric("grad_norm")]),
+        ("share of clipped ratios", vec![metric("clip_fraction")]),
+        ("ratio deviation before the first update", vec![metric("ratio_deviation")]),
+        ("KL to the reference", non_zero(metric("kl"))),
+        ("seconds per iteration", times(run)),
     ];
-    all.into_iter().filter(|svg| !svg.is_empty()).collect()
+    all.iter().map(|(title, series)| figure(&Axes::iterations(title), series, Size::Normal)).collect()
 }
 
 fn non_zero(series: Series) -> Vec<Series> {
@@ -162,37 +236,34 @@ fn non_zero(series: Series) -> Vec<Series> {
 
 fn parts(run: &Run) -> Vec<Series> {
     let first = run.metrics.first().and_then(|line| line.get("reward_components")).and_then(Value::as_object);
-    let names: Vec<&String> = first.into_iter().flat_map(|parts| parts.keys()).filter(|name| name.contains('.')).collect();
-    let of = |name: &String| {
-        let series = series(run, name, |line| line.get("reward_components")?.get(name)?.as_f64());
-        Series { points: smooth(&series.points, WINDOW), ..series }
-    };
-    names.into_iter().map(of).collect()
+    let names = first.into_iter().flat_map(|parts| parts.keys()).filter(|name| name.contains('.'));
+    let of = |(i, name): (usize, &String)| series(run, i, name, |line| line.get("reward_components")?.get(name)?.as_f64()).smooth(WINDOW);
+    names.enumerate().map(of).collect()
 }
 
 fn times(run: &Run) -> Vec<Series> {
-    let of = |phase: &str| {
+    let of = |(i, phase): (usize, &&str)| {
         let point = |line: &Value| Some((number(line, "iteration")?, line.get("seconds")?.get(phase)?.as_f64()?));
-        Series::line(phase, run.timings.iter().filter_map(point).collect())
+        Series::line(i, *phase, run.timings.iter().filter_map(point).collect())
     };
-    ["rollout", "reward", "update"].map(of).into_iter().filter(|series| !series.points.is_empty()).collect()
+    ["rollout", "reward", "update"].iter().enumerate().map(of).filter(|series| !series.points.is_empty()).collect()
 }
 
 /// Tables of what changed and what was checked.
-fn numbers(run: &Run) -> Markup {
+fn numbers(run: &Run, level: Level) -> Markup {
     let Some(summary) = &run.summary else { return html! {} };
     let pairs = |key: &str| -> Vec<(String, f64, f64)> {
         let table = summary.get(key).and_then(Value::as_object);
         let row = |(name, pair): (&String, &Value)| Some((name.clone(), pair.get(0)?.as_f64()?, pair.get(1)?.as_f64()?));
         table.into_iter().flatten().filter_map(row).collect()
     };
-    let plain = |key: &str| -> Vec<(String, String)> {
+    let entries = |key: &str| -> Vec<(String, String)> {
         let table = summary.get(key).and_then(Value::as_object);
         table.into_iter().flatten().map(|(name, value)| (name.clone(), short(value))).collect()
     };
     html! {
         section {
-            h2 { "Numbers" }
+            (level.title("Numbers"))
             div.tables {
                 @for (title, key) in [("parts of the held-out reward", "components"), ("what the reward does not see", "guards")] {
                     (before_and_after(title, &pairs(key)))
@@ -200,7 +271,7 @@ fn numbers(run: &Run) -> Markup {
                 @for (title, key) in [("self-checks", "checks"), ("seconds", "seconds")] {
                     table {
                         caption { (title) }
-                        tbody { @for (name, value) in plain(key) { tr { th scope="row" { (name) } td { (value) } } } }
+                        tbody { @for (name, value) in entries(key) { tr { th scope="row" { (name) } td { (value) } } } }
                     }
                 }
             }

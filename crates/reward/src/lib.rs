@@ -1,11 +1,42 @@
 //! What a video is worth. A [`Reward`] scores frames against their prompt; several are added with their weights.
 //!
 //! A failed sample is an error, never a number.
+//!
+//! Reading order: this file (the contract), [`RewardEntry`] (what a recipe says), [`protocol`] and [`http`] (a server of one's own), then the
+//! other kinds.
 
+mod spec;
+
+mod aggregate;
+mod cache;
+mod combine;
+mod encode;
+mod error;
+mod guarded;
+mod parallel;
+mod select;
 mod shapes_reward;
 mod weighted;
 
+pub mod builtin;
+pub mod chat;
+pub mod check;
+pub mod command;
+pub mod flow_grpo;
+pub mod http;
+pub mod net;
+pub mod pickle;
+pub mod protocol;
+
+pub use aggregate::Aggregation;
+pub use cache::Cached;
+pub use combine::{Normalised, group_normalised, per_reward};
+pub use encode::Encoding;
+pub use error::{RewardError, SetupError};
+pub use guarded::Guarded;
+pub use select::FrameSelection;
 pub use shapes_reward::ShapesReward;
+pub use spec::{RewardEntry, RewardSpec, build};
 pub use weighted::Weighted;
 
 use std::collections::BTreeMap;
@@ -18,6 +49,20 @@ pub struct Sample<'a> {
     pub prompt: &'a str,
     /// The decoded frames: never a compressed file.
     pub frames: &'a Frames,
+    /// Frames per second at which the video is meant to play.
+    pub fps: f64,
+    /// Whatever belongs to the prompt, for instance the text that should be legible; passed on as it is.
+    pub metadata: Option<&'a serde_json::Value>,
+}
+
+impl<'a> Sample<'a> {
+    /// Wan's videos play at 16 frames per second.
+    pub const FPS: f64 = 16.0;
+
+    /// A video at [`Sample::FPS`] without metadata.
+    pub fn new(prompt: &'a str, frames: &'a Frames) -> Self {
+        Self { prompt, frames, fps: Self::FPS, metadata: None }
+    }
 }
 
 /// A reward and what it is made of.
@@ -29,17 +74,14 @@ pub struct RewardBreakdown {
     pub components: BTreeMap<String, f64>,
 }
 
-/// Why a sample could not be scored.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("reward `{reward}` cannot score the prompt `{prompt}`: {reason}")]
-pub struct RewardError {
-    /// The reward's name.
-    pub reward: String,
-    /// The sample's prompt.
-    pub prompt: String,
-    /// What is wrong.
-    pub reason: String,
+impl From<f64> for RewardBreakdown {
+    fn from(value: f64) -> Self {
+        Self { value, components: BTreeMap::new() }
+    }
 }
+
+/// What becomes of one sample.
+pub type Scored = Result<RewardBreakdown, RewardError>;
 
 /// Scores videos.
 pub trait Reward: Send + Sync {
@@ -54,6 +96,47 @@ pub trait Reward: Send + Sync {
         Ok(())
     }
 
+    /// Contacts or starts what scoring needs. Called once before a run, so that a wrong address is known at once; scoring works
+    /// without it.
+    ///
+    /// # Errors
+    /// A server that does not answer, a program that does not start.
+    fn prepare(&self) -> Result<(), SetupError> {
+        Ok(())
+    }
+
+    /// What values depend on besides the sample: kind, settings, version. `None` where that is not known; such a reward is not cached.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// One result per sample, in order.
-    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>>;
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored>;
 }
+
+impl<R: Reward + ?Sized> Reward for Box<R> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<(), RewardError> {
+        (**self).check_prompt(prompt)
+    }
+
+    fn prepare(&self) -> Result<(), SetupError> {
+        (**self).prepare()
+    }
+
+    fn identity(&self) -> Option<String> {
+        (**self).identity()
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        (**self).score(batch)
+    }
+}
+
+/// The Rust of docs/rewards.md.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rewards.md")]
+struct Document;

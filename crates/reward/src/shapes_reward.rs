@@ -1,6 +1,6 @@
 //! The verifier of the moving-shapes world.
 
-use crate::{Reward, RewardBreakdown, RewardError, Sample};
+use crate::{Reward, RewardBreakdown, RewardError, Sample, Scored};
 use rayon::prelude::*;
 use shapes::Caption;
 
@@ -17,21 +17,17 @@ impl Reward for ShapesReward {
         self.caption(prompt).map(drop)
     }
 
-    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         batch.par_iter().map(|sample| self.score_one(sample)).collect()
     }
 }
 
 impl ShapesReward {
     fn caption(&self, prompt: &str) -> Result<Caption, RewardError> {
-        prompt.parse().map_err(|error: shapes::CaptionError| RewardError {
-            reward: self.name().to_owned(),
-            prompt: prompt.to_owned(),
-            reason: error.to_string(),
-        })
+        prompt.parse().map_err(|error: shapes::CaptionError| RewardError::new(self.name(), prompt, error))
     }
 
-    fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, RewardError> {
+    fn score_one(&self, sample: &Sample<'_>) -> Scored {
         let caption = self.caption(sample.prompt)?;
         let score = shapes::score(sample.frames, &caption);
         let parts = [("color", score.color), ("shape", score.shape), ("motion", score.motion), ("object", score.object)];

@@ -1,6 +1,6 @@
 //! Several rewards as one.
 
-use crate::{Reward, RewardBreakdown, RewardError, Sample};
+use crate::{Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, parallel};
 
 /// `sum_i weight_i reward_i`; a sample that one of them cannot score has no reward.
 pub struct Weighted {
@@ -20,6 +20,16 @@ impl Weighted {
         let names = (0..rewards.len()).map(name).collect();
         Self { rewards, names }
     }
+
+    /// Name and weight of each reward; under that name, [`RewardBreakdown::components`] has its raw value.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.names.iter().map(String::as_str).zip(self.rewards.iter().map(|(weight, _)| *weight))
+    }
+
+    /// The rewards themselves, with their names in metrics.
+    pub fn rewards(&self) -> impl Iterator<Item = (&str, &dyn Reward)> {
+        self.names.iter().map(String::as_str).zip(self.rewards.iter().map(|(_, reward)| &**reward))
+    }
 }
 
 impl Reward for Weighted {
@@ -31,10 +41,16 @@ impl Reward for Weighted {
         self.rewards.iter().try_for_each(|(_, reward)| reward.check_prompt(prompt))
     }
 
-    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
+    fn prepare(&self) -> Result<(), SetupError> {
+        self.rewards.iter().try_for_each(|(_, reward)| reward.prepare())
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        // One server is not waited for before the next is asked; the sum is in the order of the recipe all the same.
+        let scores = parallel::map(&self.rewards, self.rewards.len(), |(_, reward)| reward.score(batch));
         let mut sums = vec![Ok(RewardBreakdown::default()); batch.len()];
-        for ((weight, reward), name) in self.rewards.iter().zip(&self.names) {
-            for (sum, score) in sums.iter_mut().zip(reward.score(batch)) {
+        for (((weight, _), name), scores) in self.rewards.iter().zip(&self.names).zip(scores) {
+            for (sum, score) in sums.iter_mut().zip(scores) {
                 add(sum, *weight, name, score);
             }
         }
@@ -42,7 +58,7 @@ impl Reward for Weighted {
     }
 }
 
-fn add(sum: &mut Result<RewardBreakdown, RewardError>, weight: f64, name: &str, score: Result<RewardBreakdown, RewardError>) {
+fn add(sum: &mut Scored, weight: f64, name: &str, score: Scored) {
     match (sum.as_mut(), score) {
         (Ok(sum), Ok(score)) => {
             sum.value += weight * score.value;

@@ -7,7 +7,7 @@
 //! Prints one line of JSON. docs/scaling.md has the results.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use grpo::{ClippedLoss, Key, LossWeights, Purpose, RatioKind, Recipe, Schedule, SigmaGrid};
+use grpo::{Key, LossWeights, PolicyLoss, Purpose, Recipe, Schedule, SigmaGrid};
 use std::time::Instant;
 use train::optimizer::GradientSum;
 use train::policy::Policy;
@@ -81,8 +81,8 @@ fn objective() -> Objective {
     let schedule = Schedule::new(SigmaGrid::Unipc, 20, 3.0).expect("schedule");
     let recipe = Recipe::flash_grpo();
     let weights = LossWeights::new(&recipe, &schedule).expect("weights");
-    let loss = ClippedLoss::new(1e-3, 0.0).expect("clip range");
-    Objective { schedule, noise_level: recipe.noise_level, weights, loss, ratio: RatioKind::Plain }
+    let loss = PolicyLoss::new(1e-3, 0.0).expect("clip range");
+    Objective { schedule, noise_level: recipe.noise_level, weights, loss }
 }
 
 fn batch(tokens: usize, guidance_scale: f64) -> TransitionBatch {
@@ -91,6 +91,8 @@ fn batch(tokens: usize, guidance_scale: f64) -> TransitionBatch {
     let embeds = |seed| PromptEmbeds { embeds: normals(seed, [1, TEXT, 4096]), lengths: vec![TEXT], padded_length: 512 };
     let conditioning = Conditioning { prompts: embeds(1), negative: Some(embeds(2)), prompt_of: vec![0], guidance_scale };
     TransitionBatch {
+        retained: None,
+        owners: vec![0],
         latents: normals(3, shape),
         next_latents: normals(4, shape),
         old_velocity: None,

@@ -3,11 +3,11 @@
 
 use crate::error::{Error, Result};
 use crate::events::Watch;
-use crate::iteration::{Batch, mean, std_of};
+use crate::iteration::{Batch, Clock, mean, std_of};
 use crate::trainer::Trainer;
 use crate::update::accumulate;
 use burn::tensor::Tensor;
-use grpo::advantages;
+use reward::RewardBreakdown;
 use serde::{Deserialize, Serialize};
 use wan::weights::to_floats;
 
@@ -33,13 +33,13 @@ pub struct CheckReport {
 /// # Errors
 /// [`Error::Check`] naming the check, what was measured, and what to do.
 pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckReport> {
-    let batch = Batch::plan(trainer, 0);
-    let rollouts = batch.roll_out(trainer, watch)?;
+    let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), 0)?;
+    let (rollouts, scores) = batch.sample(trainer, false, watch, &mut Clock::start())?;
     let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
     check_noise(noise_power)?;
-    let rewards: Vec<f64> = batch.reward(trainer, &rollouts)?.into_iter().map(|r| r.value).collect();
-    let reward_group_std = check_rewards(trainer, &rewards)?;
-    let advantages = advantages(&rewards, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
+    let rewards = scores.into_iter().collect::<std::result::Result<Vec<RewardBreakdown>, _>>()?;
+    let reward_group_std = check_rewards(trainer, &rewards.iter().map(|reward| reward.value).collect::<Vec<_>>())?;
+    let advantages = batch.advantages(trainer, &rewards);
     let updates = batch.transitions(&rollouts, &advantages);
     let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &updates[0]);
     let ratio_deviation = metrics.ratio_deviation();

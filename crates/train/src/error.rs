@@ -17,6 +17,9 @@ pub enum Error {
     /// A reward that cannot score.
     #[error("{0}\nhint: every prompt must be one that the reward understands")]
     Reward(#[from] reward::RewardError),
+    /// A reward that cannot be used at all.
+    #[error(transparent)]
+    RewardSetup(#[from] reward::SetupError),
     /// A video that cannot be written.
     #[error("{0}\nhint: check free space and permissions of the run folder")]
     Video(#[from] video::VideoError),
@@ -32,7 +35,7 @@ pub enum Error {
     },
     /// Too many numbers that are none, after the self-checks passed.
     #[error(
-        "{skipped} of {all} {what} of iteration {iteration} are not finite, more than `train.max_skipped` = {allowed} allows; the last good state is kept\nhint: lower `optimizer.learning_rate`, look at the warnings above, or raise `train.max_skipped`"
+        "{skipped} of {all} {what} of iteration {iteration} are not finite or have no reward, more than `train.max_skipped` = {allowed} allows; the last good state is kept\nhint: look at the warnings above; see to the reward's server and resume, lower `optimizer.learning_rate`, or raise `train.max_skipped`"
     )]
     NotFinite {
         /// `samples` or `updates`.

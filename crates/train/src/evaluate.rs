@@ -64,7 +64,7 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
         trainer.stop.check()?;
         let clips = trainer.decode(sample_latents(trainer, chunk))?;
         let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
-        let rewards = trainer.score(&texts, &clips)?;
+        let rewards = trainer.score_for_evaluation(&texts, &clips)?;
         for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
             let shown = sample == 0 && is_shown(prompt, trainer.eval_prompts.len(), settings.eval.videos);
             seen.push((prompt, ClipGuards::of(&clip)));
@@ -75,6 +75,22 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
     }
     watch(Event::Done);
     Ok(Evaluation { samples: results, guards: guards::summarise(&seen) })
+}
+
+/// Videos of the first `prompts` held-out prompts, `per_prompt` each, with their prompts; the same noise as an evaluation's.
+///
+/// # Errors
+/// None for a trainer that was built.
+pub fn sample_clips(trainer: &Trainer, prompts: usize, per_prompt: usize, mut progress: impl FnMut(u64)) -> Result<Vec<(String, Frames)>> {
+    let prompts = prompts.min(trainer.eval_prompts.len());
+    let pairs: Vec<(usize, usize)> = (0..per_prompt).flat_map(|sample| (0..prompts).map(move |prompt| (prompt, sample))).collect();
+    let mut clips = Vec::with_capacity(pairs.len());
+    for chunk in pairs.chunks(trainer.settings.rollout.micro_batch) {
+        let texts = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].clone());
+        clips.extend(texts.zip(trainer.decode(sample_latents(trainer, chunk))?));
+        progress(clips.len() as u64);
+    }
+    Ok(clips)
 }
 
 /// Whether `prompt` is one of `videos` that lie evenly among `prompts`.

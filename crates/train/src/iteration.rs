@@ -6,11 +6,15 @@ use crate::prompts;
 use crate::recording;
 use crate::replay::TransitionBatch;
 use crate::rollout::{Rollouts, Start, rollout};
+use crate::scoring::{Job, overlapped};
+use crate::settings::Combination;
+use crate::settings::Settings;
+use crate::sharing::{Shares, Work};
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
 use burn::tensor::{Tensor, TensorData};
-use grpo::{InitialNoise, Key, Purpose, StepPlan, advantages};
-use reward::RewardBreakdown;
+use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
+use reward::{RewardBreakdown, Scored, group_normalised, per_reward};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +27,7 @@ pub struct IterationMetrics {
     pub iteration: u64,
     /// Optimizer updates made so far.
     pub updates: u64,
-    /// Model forwards of one sample, rollouts and replays (a replay counts 3: forward and backward); guidance doubles them.
+    /// Model forwards of one sample, rollouts and updates; see [`Work::forwards`].
     pub forwards: u64,
     /// Mean reward of the rollouts.
     pub reward_mean: f64,
@@ -56,6 +60,9 @@ pub struct IterationMetrics {
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
+/// Failed samples of an iteration that are told of one by one.
+const SHOWN_FAILURES: usize = 3;
+
 /// Runs iteration `index`.
 ///
 /// # Errors
@@ -63,14 +70,11 @@ pub struct IterationMetrics {
 /// finite than `train.max_skipped` allows (weights, optimizer and average are then those of before).
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
-    let batch = Batch::plan(trainer, index);
-    let rollouts = batch.roll_out(trainer, watch)?;
-    clock.lap("rollout");
-    let rewards = batch.reward(trainer, &rollouts)?;
-    clock.lap("reward");
-    let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
-    let rewards_skipped = batch.report_rewards(trainer, &values, watch)?;
-    let advantages = advantages(&values, &trainer.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip);
+    let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), index)?;
+    let (rollouts, scores) = batch.sample(trainer, trainer.settings.rollout.retain_step, watch, &mut clock)?;
+    let rewards_skipped = batch.report_rewards(trainer, &scores, watch)?;
+    let rewards: Vec<RewardBreakdown> = scores.into_iter().map(or_absent).collect();
+    let advantages = batch.advantages(trainer, &rewards);
     let transitions = batch.transitions(&rollouts, &advantages);
     if trainer.settings.debug.save_rollouts {
         let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
@@ -84,6 +88,8 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
 /// The samples of an iteration: which prompts, which steps.
 pub struct Batch {
     index: u64,
+    layout: GroupLayout,
+    num_steps: usize,
     /// Prompt id of every sample.
     pub prompt_ids: Vec<usize>,
     /// Steps of every sample.
@@ -91,42 +97,97 @@ pub struct Batch {
     /// Samples of every update, cut into micro-batches. Rollout and replay use the same cuts, so that a sample always
     /// meets the same neighbours.
     pub updates: Vec<Vec<Range<usize>>>,
+    /// Whether rollouts of a prompt have anything in common.
+    shares_prefix: bool,
+    /// See [`Shares::suffix`].
+    suffix: Option<usize>,
 }
 
 impl Batch {
     /// Chooses prompts and steps: a function of (seed, iteration).
-    pub fn plan(trainer: &Trainer, index: u64) -> Self {
-        let (settings, layout) = (&trainer.settings, &trainer.layout);
-        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), trainer.train_prompts.len());
-        let steps = trainer.objective.schedule.num_steps();
-        let prompt_ids: Vec<usize> = (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect();
-        let plan = |i: usize| trainer.recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, steps);
-        let plans = (0..layout.num_samples()).map(plan).collect();
-        let updates = cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch);
-        Self { index, prompt_ids, plans, updates }
+    ///
+    /// # Errors
+    /// None for settings that were loaded.
+    pub fn plan(settings: &Settings, num_prompts: usize, index: u64) -> Result<Self> {
+        let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
+        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), num_prompts);
+        let (recipe, num_steps) = (settings.recipe(), settings.schedule()?.num_steps());
+        let plan = |i: usize| recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, num_steps);
+        Ok(Self {
+            index,
+            layout,
+            num_steps,
+            prompt_ids: (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect(),
+            plans: (0..layout.num_samples()).map(plan).collect(),
+            updates: cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch),
+            shares_prefix: settings.shares_prefix(),
+            suffix: settings.rollout.compressed_suffix,
+        })
     }
 
     fn chunks(&self) -> impl Iterator<Item = &Range<usize>> {
         self.updates.iter().flatten()
     }
 
-    /// One rollout per micro-batch.
+    /// Rolls out, decodes and scores, micro-batch by micro-batch; a score per sample. Scoring goes on beside the next rollouts, and
+    /// `clock` counts as \"reward\" the time spent waiting for it.
+    ///
+    /// `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have changed.
     ///
     /// # Errors
     /// A request to stop.
-    pub fn roll_out(&self, trainer: &Trainer, watch: &mut Watch<'_>) -> Result<Vec<Rollouts>> {
+    pub fn sample(
+        &self,
+        trainer: &Trainer,
+        retain: bool,
+        watch: &mut Watch<'_>,
+        clock: &mut Clock,
+    ) -> Result<(Vec<Rollouts>, Vec<Scored>)> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
-        let mut done = Vec::new();
-        for chunk in self.chunks() {
-            trainer.stop.check()?;
-            done.push(self.roll_out_chunk(trainer, chunk));
-            watch(Event::Progress(chunk.end as u64));
-        }
+        let (rollouts, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<Rollouts>> {
+            let mut done = Vec::new();
+            for chunk in self.chunks() {
+                trainer.stop.check()?;
+                let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
+                clock.lap("rollout");
+                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode(rollouts.latents.clone())? });
+                clock.lap("decode");
+                done.push(rollouts);
+                watch(Event::Progress(chunk.end as u64));
+            }
+            Ok(done)
+        });
+        clock.lap("reward");
         watch(Event::Done);
-        Ok(done)
+        Ok((rollouts?, scores))
     }
 
-    fn roll_out_chunk(&self, trainer: &Trainer, chunk: &Range<usize>) -> Rollouts {
+    /// The prompts of a micro-batch.
+    fn texts<'a>(&self, trainer: &'a Trainer, chunk: &Range<usize>) -> Vec<&'a str> {
+        self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
+    }
+
+    /// What each sample did better than the others of its prompt. The rewards are added as they are, or each normalised in its group first.
+    pub fn advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown]) -> Vec<f64> {
+        let values: Vec<f64> = match trainer.settings.scoring.combination {
+            Combination::WeightedSum => rewards.iter().map(|reward| reward.value).collect(),
+            Combination::GroupNormalised => {
+                let present: Vec<Option<&RewardBreakdown>> =
+                    rewards.iter().map(|reward| reward.value.is_finite().then_some(reward)).collect();
+                let (names, weights): (Vec<&str>, Vec<f64>) = trainer.reward.parts().unzip();
+                let groups: Vec<Range<usize>> = (0..self.layout.num_prompts()).map(|prompt| self.layout.samples(prompt)).collect();
+                group_normalised(&per_reward(&present, names.into_iter()), &weights, &groups).values
+            }
+        };
+        advantages(&values, &self.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip)
+    }
+
+    /// Whether a micro-batch belongs to the first update.
+    fn is_first(&self, chunk: &Range<usize>) -> bool {
+        self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
+    }
+
+    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
         let [c, f, h, w] = trainer.latent_shape();
         let elements = c * f * h * w;
         let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
@@ -134,21 +195,30 @@ impl Batch {
         let start = Start {
             latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
             conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
-            plans: &self.plans[chunk.clone()],
-            leaders: self.leaders(trainer, chunk),
+            shares: Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix },
+            retain,
             step_noise: &step_noise,
         };
         rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
     }
 
-    /// See [`Start::leaders`].
-    fn leaders(&self, trainer: &Trainer, chunk: &Range<usize>) -> Vec<usize> {
+    /// See [`Shares::leaders`].
+    fn leaders(&self, chunk: &Range<usize>) -> Vec<usize> {
         let first = |sample: usize| {
-            let group = trainer.layout.samples(trainer.layout.prompt(sample)).start;
+            let group = self.layout.samples(self.layout.prompt(sample)).start;
             group.max(chunk.start) - chunk.start
         };
         let own = |sample: usize| sample - chunk.start;
-        chunk.clone().map(|sample| if trainer.settings.shares_prefix() { first(sample) } else { own(sample) }).collect()
+        chunk.clone().map(|sample| if self.shares_prefix { first(sample) } else { own(sample) }).collect()
+    }
+
+    /// What the iteration costs.
+    pub fn work(&self, retain: bool) -> Work {
+        let of = |chunk: &Range<usize>| {
+            let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
+            shares.work(self.num_steps, retain && self.is_first(chunk))
+        };
+        self.chunks().map(of).sum()
     }
 
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
@@ -167,19 +237,6 @@ impl Batch {
 
     fn key(&self, trainer: &Trainer, sample: usize, rollout: u64, purpose: Purpose) -> Key {
         Key { seed: trainer.settings.seed, iteration: self.index, prompt: trainer.layout.prompt(sample) as u64, rollout, purpose }
-    }
-
-    /// Decodes and scores every rollout.
-    ///
-    /// # Errors
-    /// A sample that cannot be scored.
-    pub fn reward(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> Result<Vec<RewardBreakdown>> {
-        let mut rewards = Vec::new();
-        for (chunk, rollouts) in self.chunks().zip(rollouts) {
-            let texts: Vec<&str> = self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect();
-            rewards.extend(trainer.score(&texts, &trainer.decode(rollouts.latents.clone())?)?);
-        }
-        Ok(rewards)
     }
 
     /// The micro-batches of every update, with their advantages.
@@ -226,16 +283,28 @@ impl Batch {
         checked.map(|()| metrics)
     }
 
-    /// Tells of rewards that are not finite; how many there are.
-    fn report_rewards(&self, trainer: &Trainer, rewards: &[f64], watch: &mut Watch<'_>) -> Result<usize> {
-        let absent: Vec<usize> = (0..rewards.len()).filter(|&i| !rewards[i].is_finite()).collect();
-        for &sample in &absent {
+    /// Tells of samples without a reward; how many there are.
+    fn report_rewards(&self, trainer: &Trainer, scores: &[Scored], watch: &mut Watch<'_>) -> Result<usize> {
+        let mut absent = 0;
+        for (sample, score) in scores.iter().enumerate() {
+            let why = match score {
+                Ok(score) if score.value.is_finite() => continue,
+                Ok(score) => format!("is {}", score.value),
+                Err(error) => format!("is missing: {}", error.reason),
+            };
+            absent += 1;
             let prompt = &trainer.train_prompts.texts[self.prompt_ids[sample]];
-            let text =
-                format!("iteration {}: the reward of sample {sample} (`{prompt}`) is {}; it is left out", self.index, rewards[sample]);
-            watch(Event::Warning(&text));
+            if absent <= SHOWN_FAILURES {
+                watch(Event::Warning(&format!(
+                    "iteration {}: the reward of sample {sample} (`{prompt}`) {why}; it is left out",
+                    self.index
+                )));
+            }
         }
-        self.tolerate("samples", absent.len(), rewards.len(), trainer).map(|()| absent.len())
+        if absent > SHOWN_FAILURES {
+            watch(Event::Warning(&format!("iteration {}: {} more samples have no reward", self.index, absent - SHOWN_FAILURES)));
+        }
+        self.tolerate("samples", absent, scores.len(), trainer).map(|()| absent)
     }
 
     fn report_update(&self, trainer: &Trainer, made: &UpdateMetrics, watch: &mut Watch<'_>) {
@@ -279,7 +348,7 @@ impl Batch {
         IterationMetrics {
             iteration: self.index,
             updates: trainer.optimizer.updates,
-            forwards: self.forwards(trainer, rollouts),
+            forwards: self.work(trainer.settings.rollout.retain_step).forwards(trainer.settings.sampling.guidance_scale),
             reward_mean: mean(values.iter().copied()),
             reward_std: std_of(&values),
             reward_group_std: mean(groups.iter().copied()),
@@ -296,13 +365,6 @@ impl Batch {
             seconds: clock.laps,
         }
     }
-
-    fn forwards(&self, trainer: &Trainer, rollouts: &[Rollouts]) -> u64 {
-        let trained: usize = self.plans.iter().map(|plan| plan.trained.len()).sum();
-        let sampled: usize = rollouts.iter().map(|rollouts| rollouts.velocities).sum();
-        let branches = if trainer.settings.sampling.guidance_scale == 1.0 { 1 } else { 2 };
-        (branches * (sampled + 3 * trained)) as u64
-    }
 }
 
 /// `samples` in `parts` nearly equal consecutive parts, each cut into pieces of at most `size`.
@@ -310,6 +372,11 @@ pub(crate) fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<us
     let bound = |part: usize| part * samples / parts;
     let pieces = |from: usize, to: usize| (from..to).step_by(size).map(|start| start..(start + size).min(to)).collect();
     (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()
+}
+
+/// The reward of a sample, NaN if it has none.
+pub fn or_absent(score: Scored) -> RewardBreakdown {
+    score.unwrap_or(RewardBreakdown { value: f64::NAN, components: BTreeMap::new() })
 }
 
 fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {
@@ -333,18 +400,21 @@ pub(crate) fn std_of(values: &[f64]) -> f64 {
 }
 
 /// Seconds by phase.
-struct Clock {
+/// Seconds by phase.
+pub struct Clock {
     last: Instant,
     laps: BTreeMap<&'static str, f64>,
 }
 
 impl Clock {
-    fn start() -> Self {
+    /// From now on.
+    pub fn start() -> Self {
         Self { last: Instant::now(), laps: BTreeMap::new() }
     }
 
-    fn lap(&mut self, phase: &'static str) {
-        self.laps.insert(phase, self.last.elapsed().as_secs_f64());
+    /// Adds the time since the last lap to a phase.
+    pub fn lap(&mut self, phase: &'static str) {
+        *self.laps.entry(phase).or_default() += self.last.elapsed().as_secs_f64();
         self.last = Instant::now();
     }
 }

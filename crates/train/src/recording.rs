@@ -7,7 +7,7 @@
 //! | `sigmas` | [S + 1], ends with 0 |
 //! | `prompt_embeds`, optionally `negative_prompt_embeds` | [N, L, D] or [1, L, D], zero-padded |
 //! | `old_log_prob`, `advantages` | `[N]` |
-//! | `old_velocity`, for the normalised ratio only | [N, C, F, H, W] |
+//! | `old_velocity`, for the normalised ratio and the KL mask only | [N, C, F, H, W] |
 //!
 //! The header's metadata entry `flash_grpo` is the JSON of [`Header`].
 
@@ -18,7 +18,7 @@ use crate::replay::{Conditioning, TransitionBatch};
 use crate::trainer::Trainer;
 use crate::update::{Objective, UpdateMetrics, accumulate};
 use burn::tensor::{Device, Tensor, TensorData};
-use grpo::{ClippedLoss, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use grpo::{LossWeight, LossWeights, NoiseLevel, PolicyLoss, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -53,6 +53,9 @@ pub struct Header {
     /// Form of the probability ratio; the normalised one needs the tensor `old_velocity`.
     #[serde(default)]
     pub ratio: RatioKind,
+    /// Largest KL per element that a step may move, instead of the clip; needs the tensor `old_velocity`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_mask: Option<f64>,
     /// Weight of the KL to the weights at the start of the replay.
     #[serde(default)]
     pub kl_beta: f64,
@@ -96,6 +99,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
         optimizer: trainer.settings.optimizer,
         grid: trainer.objective.schedule.grid(),
         ratio: recipe.ratio,
+        kl_mask: recipe.kl_mask,
         kl_beta: trainer.settings.train.kl_beta,
     };
     let text = serde_json::to_string(&header).map_err(|e| Error::recording(path, e, HINT))?;
@@ -114,7 +118,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
     ];
     let steps: Vec<u8> = batches.iter().flat_map(|b| &b.steps).flat_map(|&step| (step as i64).to_le_bytes()).collect();
     tensors.push(("step", vec![count], Dtype::I64, steps));
-    if recipe.ratio == RatioKind::Normalised && batches.iter().all(|b| b.old_velocity.is_some()) {
+    if trainer.objective.loss.needs_change() && batches.iter().all(|b| b.old_velocity.is_some()) {
         let old = batches.iter().filter_map(|b| b.old_velocity.clone()).collect();
         tensors.push(floats("old_velocity", Tensor::cat(old, 0)));
     }
@@ -209,13 +213,13 @@ impl Header {
         let schedule = Schedule::from_sigmas(self.grid, sigmas.into_iter().map(f64::from).collect())?;
         let stochastic = StochasticSteps::Random { count: 1, pool: self.step_pool };
         let recipe = Recipe { stochastic, noise_level, loss_weight: self.loss_weight, ..Recipe::flash_grpo() };
-        Ok(Objective {
-            weights: LossWeights::new(&recipe, &schedule)?,
-            schedule,
-            noise_level,
-            loss: ClippedLoss::new(self.clip_range, self.kl_beta)?,
-            ratio: self.ratio,
-        })
+        Ok(Objective { weights: LossWeights::new(&recipe, &schedule)?, schedule, noise_level, loss: self.loss()? })
+    }
+
+    fn loss(&self) -> Result<PolicyLoss> {
+        let loss = PolicyLoss { ratio: self.ratio, clip_range: self.clip_range, kl_mask: self.kl_mask, kl_beta: self.kl_beta };
+        loss.validate()?;
+        Ok(loss)
     }
 }
 
@@ -254,9 +258,11 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
     let clip = header.advantage_clip;
     Ok(TransitionBatch {
         next_latents: same("next_latents")?,
-        old_velocity: if header.ratio == RatioKind::Normalised { Some(same("old_velocity")?) } else { None },
+        old_velocity: if header.loss()?.needs_change() { Some(same("old_velocity")?) } else { None },
         latents,
+        retained: None,
         samples: (0..count).collect(),
+        owners: (0..count).collect(),
         steps: list("step")?.into_iter().map(|step| step as usize).collect(),
         old_log_probs: list("old_log_prob")?,
         advantages: list("advantages")?.into_iter().map(|a| a.clamp(-clip, clip)).collect(),

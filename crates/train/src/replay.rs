@@ -10,6 +10,7 @@ use wan::weights::to_floats;
 
 use crate::optimizer::GradientSum;
 use crate::policy::Policy;
+use crate::sharing::first_of_each;
 
 /// The prompts of a batch of samples, and how strongly they guide.
 #[derive(Debug, Clone)]
@@ -31,6 +32,16 @@ impl Conditioning {
         self.velocity_of(policy, &self.text(policy, record), &all)
     }
 
+    /// v of all samples at `latents` [B, C, F, H, W] and their timesteps, computed once for those of one owner.
+    pub fn distinct_velocity(&self, policy: &Policy, latents: &Tensor<5>, owners: &[usize], timesteps: &[f64], record: bool) -> Tensor<5> {
+        let (rows, places) = first_of_each(owners);
+        let timesteps: Vec<f64> = rows.iter().map(|&row| timesteps[row]).collect();
+        let latents = pick(latents, &rows);
+        let latents = if record { latents.autodiff() } else { latents };
+        let velocity_of = self.velocity_of(policy, &self.text(policy, record), &rows);
+        pick(&velocity_of.velocity(latents, &timesteps), &places)
+    }
+
     /// The text's keys and values.
     pub fn text(&self, policy: &Policy, record: bool) -> GuidedText {
         let negative = self.negative.as_ref().filter(|_| self.guidance_scale != 1.0);
@@ -44,20 +55,13 @@ impl Conditioning {
         GuidedVelocity::new(&policy.transformer, text, &prompts, self.guidance_scale, batching)
     }
 
-    /// The conditioning of some of the samples.
+    /// The conditioning of some of the samples, without the prompts of the others: what is not finite in those cannot reach a gradient.
     pub fn select(&self, samples: &[usize]) -> Self {
-        Self { prompt_of: samples.iter().map(|&i| self.prompt_of[i]).collect(), ..self.clone() }
-    }
-
-    /// The conditioning of some of the samples, without the prompts of the others.
-    pub fn only(&self, samples: &[usize]) -> Self {
-        let mut used: Vec<usize> = samples.iter().map(|&i| self.prompt_of[i]).collect();
-        let place = |used: &[usize], prompt| used.iter().position(|&p| p == prompt).unwrap_or_default();
-        used.sort_unstable();
-        used.dedup();
-        let negative = self.negative.as_ref().map(|n| if n.batch_size() == 1 { n.clone() } else { n.select(&used) });
-        let prompt_of = samples.iter().map(|&i| place(&used, self.prompt_of[i])).collect();
-        Self { prompts: self.prompts.select(&used), negative, prompt_of, guidance_scale: self.guidance_scale }
+        let prompts: Vec<usize> = samples.iter().map(|&i| self.prompt_of[i]).collect();
+        let (firsts, prompt_of) = first_of_each(&prompts);
+        let used: Vec<usize> = firsts.into_iter().map(|first| prompts[first]).collect();
+        let negative = self.negative.as_ref().map(|n| if n.batch_size() == 1 { n.clone() } else { n.select_uncut(&used) });
+        Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, guidance_scale: self.guidance_scale }
     }
 }
 
@@ -73,8 +77,12 @@ pub struct TransitionBatch {
     pub next_latents: Tensor<5>,
     /// v during the rollout, if known.
     pub old_velocity: Option<Tensor<5>>,
+    /// v with the graph of its computation, if the rollout kept it: good for one backward pass before the weights change.
+    pub retained: Option<Tensor<5>>,
     /// Which sample of the rollout batch each entry is; of the iteration, once it is part of an update.
     pub samples: Vec<usize>,
+    /// Entries of one owner have the same latents, step and prompt: their velocity is computed once.
+    pub owners: Vec<usize>,
     /// The step of each sample.
     pub steps: Vec<usize>,
     /// log_prob of x' during the rollout.
@@ -135,11 +143,13 @@ impl TransitionBatch {
             latents: stack(&|part| part.latents.clone()),
             next_latents: stack(&|part| part.next_latents.clone()),
             old_velocity: if old.is_empty() { None } else { Some(Tensor::cat(old, 0)) },
+            retained: None,
             samples: entries.iter().map(|&i| self.samples[i]).collect(),
+            owners: entries.iter().map(|&i| self.owners[i]).collect(),
             steps: entries.iter().map(|&i| self.steps[i]).collect(),
             old_log_probs: entries.iter().map(|&i| self.old_log_probs[i]).collect(),
             advantages: entries.iter().map(|&i| self.advantages[i]).collect(),
-            conditioning: self.conditioning.only(entries),
+            conditioning: self.conditioning.select(entries),
         }
     }
 
@@ -151,7 +161,9 @@ impl TransitionBatch {
             latents: narrow(&self.latents),
             next_latents: narrow(&self.next_latents),
             old_velocity: self.old_velocity.as_ref().map(narrow),
+            retained: None,
             samples: self.samples[from..to].to_vec(),
+            owners: self.owners[from..to].to_vec(),
             steps: self.steps[from..to].to_vec(),
             old_log_probs: self.old_log_probs[from..to].to_vec(),
             advantages: self.advantages[from..to].to_vec(),
@@ -163,11 +175,13 @@ impl TransitionBatch {
     pub fn replay(&self, policy: &Policy, schedule: &Schedule, transitions: &[Transition], record: bool) -> Replayed {
         let timesteps: Vec<f64> = self.steps.iter().map(|&step| schedule.timestep(step)).collect();
         if record && policy.activation_checkpointing {
-            let (velocity, trace) = self.conditioning.velocity(policy, false).velocity_traced(self.latents.clone(), &timesteps);
-            return Replayed { trace: Some(trace), ..evaluate(&self.latents, velocity, &self.next_latents, transitions) };
+            let (rows, places) = first_of_each(&self.owners);
+            let timesteps: Vec<f64> = rows.iter().map(|&row| timesteps[row]).collect();
+            let velocity_of = self.conditioning.velocity_of(policy, &self.conditioning.text(policy, false), &rows);
+            let (velocity, trace) = velocity_of.velocity_traced(pick(&self.latents, &rows), &timesteps);
+            return Replayed { trace: Some(trace), ..evaluate(&self.latents, pick(&velocity, &places), &self.next_latents, transitions) };
         }
-        let latents = if record { self.latents.clone().autodiff() } else { self.latents.clone() };
-        let velocity = self.conditioning.velocity(policy, record).velocity(latents, &timesteps);
+        let velocity = self.conditioning.distinct_velocity(policy, &self.latents, &self.owners, &timesteps, record);
         evaluate(&self.latents, velocity, &self.next_latents, transitions)
     }
 }
@@ -186,6 +200,14 @@ pub fn evaluate(latents: &Tensor<5>, velocity: Tensor<5>, next_latents: &Tensor<
     let squares = to_floats(mean_square_residual.clone());
     let log_probs = squares.iter().zip(transitions).map(|(&ms, t)| t.log_prob(f64::from(ms))).collect();
     Replayed { velocity, mean_square_residual, log_probs, trace: None }
+}
+
+/// Rows `indices` of `x`.
+pub fn pick(x: &Tensor<5>, indices: &[usize]) -> Tensor<5> {
+    if indices.iter().copied().eq(0..x.dims()[0]) {
+        return x.clone();
+    }
+    Tensor::cat(indices.iter().map(|&i| x.clone().narrow(0, i, 1)).collect(), 0)
 }
 
 /// [B, C, F, H, W] -> mean of the squares per sample `[B]`.

@@ -1,10 +1,13 @@
 //! From noise to videos' latents, one stochastic step on the way.
 
 use crate::policy::Policy;
-use crate::replay::{Conditioning, TransitionBatch, column, evaluate, transition_mean};
+use crate::replay::{Conditioning, TransitionBatch, column, evaluate, pick, transition_mean};
+use crate::sharing::{Shares, first_of_each};
 use burn::tensor::{Tensor, TensorData};
 use grpo::{NoiseLevel, Schedule, StepPlan, Transition};
-use wan::guidance::GuidedVelocity;
+use wan::guidance::{GuidedText, GuidedVelocity};
+use wan::solver::{Solver, SolverKind};
+use wan::weights::to_floats;
 
 /// What a batch of rollouts starts from.
 pub struct Start<'a> {
@@ -12,11 +15,10 @@ pub struct Start<'a> {
     pub latents: Tensor<5>,
     /// Prompts and guidance.
     pub conditioning: Conditioning,
-    /// The steps of each sample.
-    pub plans: &'a [StepPlan],
-    /// For each sample the first one of the batch that starts from the same latents with the same prompt: until the first of them draws
-    /// noise, they are one and are computed once. The sample itself where nothing is to be shared.
-    pub leaders: Vec<usize>,
+    /// Who shares what.
+    pub shares: Shares<'a>,
+    /// Keep the graph of the trained steps, for an update before the weights change.
+    pub retain: bool,
     /// eps of (sample, step): D standard normal deviates, a function of its arguments.
     pub step_noise: &'a dyn Fn(usize, usize) -> Vec<f32>,
 }
@@ -25,8 +27,7 @@ pub struct Start<'a> {
 pub struct Rollouts {
     /// x at sigma = 0 [B, C, F, H, W].
     pub latents: Tensor<5>,
-    /// The trained transitions: entry `n` has the n-th trained step of every sample that has so many. Their advantages are
-    /// not known yet.
+    /// The trained transitions, a batch for each step that any sample trains. Their advantages are not known yet.
     pub transitions: Vec<TransitionBatch>,
     /// mean over stochastic transitions of `(x' - mean)^2 / std^2`: 1 up to sampling error if the step really is stochastic.
     pub noise_power: f64,
@@ -36,58 +37,113 @@ pub struct Rollouts {
 
 /// Runs all steps. Every step is x' = a x + b v + std eps, per sample; deterministic ones have std = 0.
 pub fn rollout(policy: &Policy, schedule: &Schedule, noise_level: &NoiseLevel, start: Start<'_>) -> Rollouts {
-    let text = start.conditioning.text(policy, false);
-    let mut of_rows: Option<(Vec<usize>, GuidedVelocity<'_>)> = None;
+    let mut sampler =
+        Sampler { policy, schedule, start: &start, text: start.conditioning.text(policy, false), of_rows: None, velocities: 0 };
     let mut latents = start.latents.clone();
-    let (mut recorder, mut velocities) = (Recorder::default(), 0);
+    let mut recorder = Recorder::default();
     for step in 0..schedule.num_steps() {
-        let (rows, places) = start.distinct(step);
-        velocities += rows.len();
-        // the text is gathered anew only when other samples become distinct
-        let known = of_rows.take().filter(|(known, _)| *known == rows);
-        let (rows, velocity_of) = of_rows.insert(known.unwrap_or_else(|| {
-            let velocity_of = start.conditioning.velocity_of(policy, &text, &rows);
-            (rows, velocity_of)
-        }));
-        let velocity = velocity_of.velocity(pick(&latents, rows), &vec![schedule.timestep(step); rows.len()]);
-        let velocity = pick(&velocity, &places);
-        let transitions: Vec<Transition> = start.plans.iter().map(|plan| transition(plan, schedule, noise_level, step)).collect();
+        let running = start.shares.running(step);
+        if running.is_empty() {
+            break;
+        }
+        let (velocity, retained) = sampler.velocity(step, &running, &latents);
+        let law = |sample: usize, plan: &StepPlan| if running.contains(&sample) { law(plan, schedule, noise_level, step) } else { REST };
+        let transitions: Vec<Transition> = start.shares.plans.iter().enumerate().map(|(sample, plan)| law(sample, plan)).collect();
         let next = draw(&latents, &velocity, &transitions, step, start.step_noise);
-        recorder.record(step, &start, &transitions, [&latents, &velocity, &next]);
+        recorder.record(step, &start, &transitions, [&latents, &velocity, &next], retained);
         latents = next;
     }
-    Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches(&start.conditioning), velocities }
+    let latents = sampler.suffixes(latents);
+    Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches, velocities: sampler.velocities }
 }
 
-impl Start<'_> {
-    /// The samples that differ at `step`, and for each sample its place among them.
-    fn distinct(&self, step: usize) -> (Vec<usize>, Vec<usize>) {
-        let together = |sample: usize| {
-            let leader = self.leaders[sample];
-            let mut group = self.plans.iter().zip(&self.leaders).filter(|(_, l)| **l == leader);
-            group.all(|(plan, _)| step <= plan.prefix_len())
-        };
-        let own = |&sample: &usize| self.leaders[sample] == sample || !together(sample);
-        let rows: Vec<usize> = (0..self.plans.len()).filter(own).collect();
-        let place = |sample: usize| {
-            let of = if own(&sample) { sample } else { self.leaders[sample] };
-            rows.iter().position(|&row| row == of).unwrap_or_default()
-        };
-        let places = (0..self.plans.len()).map(place).collect();
-        (rows, places)
+/// Computes velocities, each distinct one once.
+struct Sampler<'a> {
+    policy: &'a Policy,
+    schedule: &'a Schedule,
+    start: &'a Start<'a>,
+    text: GuidedText,
+    /// The text of the samples that were distinct last; it is gathered anew only when others become so.
+    of_rows: Option<(Vec<usize>, GuidedVelocity<'a>)>,
+    velocities: usize,
+}
+
+impl Sampler<'_> {
+    /// v of all samples [B, C, F, H, W], 0 for those that do not run; and, if graphs are kept, that of the trained ones with its graph.
+    fn velocity(&mut self, step: usize, running: &[usize], latents: &Tensor<5>) -> (Tensor<5>, Option<Tensor<5>>) {
+        let trained = |sample: &usize| self.start.retain && self.start.shares.plans[*sample].is_trained(step);
+        let (kept, others): (Vec<usize>, Vec<usize>) = running.iter().partition(|sample| trained(sample));
+        let retained = (!kept.is_empty()).then(|| self.recorded(step, &kept, latents));
+        let parts = [
+            (!others.is_empty()).then(|| self.plain(step, &others, latents)).map(|velocity| (others, velocity)),
+            retained.clone().map(|velocity| (kept, velocity.inner())),
+        ];
+        (scatter(parts.into_iter().flatten(), latents), retained)
+    }
+
+    /// v of `samples`, without a graph.
+    fn plain(&mut self, step: usize, samples: &[usize], latents: &Tensor<5>) -> Tensor<5> {
+        let (rows, places) = self.start.shares.distinct(step, samples);
+        self.velocities += rows.len();
+        let known = self.of_rows.take().filter(|(known, _)| *known == rows);
+        let (rows, velocity_of) = self.of_rows.insert(known.unwrap_or_else(|| {
+            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &rows);
+            (rows, velocity_of)
+        }));
+        let velocity = velocity_of.velocity(pick(latents, rows), &vec![self.schedule.timestep(step); rows.len()]);
+        pick(&velocity, &places)
+    }
+
+    /// v of `samples` with its graph, computed as a replay computes it.
+    fn recorded(&mut self, step: usize, samples: &[usize], latents: &Tensor<5>) -> Tensor<5> {
+        let owners: Vec<usize> = samples.iter().map(|&sample| self.start.shares.owner(sample, step)).collect();
+        self.velocities += first_of_each(&owners).0.len();
+        let conditioning = self.start.conditioning.select(samples);
+        let timesteps = vec![self.schedule.timestep(step); samples.len()];
+        conditioning.distinct_velocity(self.policy, &pick(latents, samples), &owners, &timesteps, true)
+    }
+
+    /// Takes the samples that have nothing random before them to the end, in few steps of second order.
+    fn suffixes(&mut self, latents: Tensor<5>) -> Tensor<5> {
+        let mut parts = Vec::new();
+        for (start, samples) in self.start.shares.suffixes() {
+            let left = self.schedule.num_steps() - start;
+            let schedule = self.schedule.thinned(start, self.start.shares.suffix.unwrap_or(left).min(left));
+            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &samples);
+            let mut solver = Solver::new(SolverKind::Unipc, schedule.clone());
+            let mut x = pick(&latents, &samples);
+            for step in 0..schedule.num_steps() {
+                let velocity = velocity_of.velocity(x.clone(), &vec![schedule.timestep(step); samples.len()]);
+                x = solver.step(step, velocity, x);
+            }
+            self.velocities += samples.len() * schedule.num_steps();
+            parts.push((samples, x));
+        }
+        if parts.is_empty() { latents } else { scatter(parts.into_iter(), &latents) }
     }
 }
 
-/// Rows `indices` of `x`.
-fn pick(x: &Tensor<5>, indices: &[usize]) -> Tensor<5> {
-    if indices.iter().copied().eq(0..x.dims()[0]) {
-        return x.clone();
+/// Rows of the parts at the places of their samples; 0 for samples of no part.
+fn scatter(parts: impl Iterator<Item = (Vec<usize>, Tensor<5>)>, like: &Tensor<5>) -> Tensor<5> {
+    let batch = like.dims()[0];
+    let mut rows: Vec<Option<Tensor<5>>> = vec![None; batch];
+    for (samples, part) in parts {
+        if samples.len() == batch {
+            return part; // all of them, in order
+        }
+        for (place, sample) in samples.into_iter().enumerate() {
+            rows[sample] = Some(part.clone().narrow(0, place, 1));
+        }
     }
-    Tensor::cat(indices.iter().map(|&i| x.clone().narrow(0, i, 1)).collect(), 0)
+    let zeros = || like.clone().narrow(0, 0, 1).zeros_like();
+    Tensor::cat(rows.into_iter().map(|row| row.unwrap_or_else(zeros)).collect(), 0)
 }
+
+/// x' = x: what a sample does that waits for its suffix.
+const REST: Transition = Transition { latents_coef: 1.0, velocity_coef: 0.0, std: 0.0, density: grpo::Density::Gaussian };
 
 /// The law of one step of one rollout.
-fn transition(plan: &StepPlan, schedule: &Schedule, noise_level: &NoiseLevel, step: usize) -> Transition {
+fn law(plan: &StepPlan, schedule: &Schedule, noise_level: &NoiseLevel, step: usize) -> Transition {
     if plan.is_stochastic(step) { Transition::stochastic(schedule, noise_level, step) } else { Transition::ode(schedule, step) }
 }
 
@@ -110,76 +166,52 @@ fn draw(
     mean + eps * column(latents, transitions.iter().map(|t| t.std))
 }
 
-/// One sample's transition.
-struct Recorded {
-    sample: usize,
-    step: usize,
-    log_prob: f64,
-    /// x, v, x' [1, C, F, H, W]
-    tensors: [Tensor<5>; 3],
-}
-
 /// Collects the trained transitions while the rollout runs.
 #[derive(Default)]
 struct Recorder {
-    /// `slots[n]`: the n-th trained transition of each sample.
-    slots: Vec<Vec<Recorded>>,
-    taken: Vec<usize>,
+    batches: Vec<TransitionBatch>,
     power: (f64, usize),
 }
 
 impl Recorder {
-    fn record(&mut self, step: usize, start: &Start<'_>, transitions: &[Transition], [x, v, next]: [&Tensor<5>; 3]) {
-        self.taken.resize(start.plans.len(), 0);
-        if transitions.iter().all(|t| t.std == 0.0) {
+    fn record(
+        &mut self,
+        step: usize,
+        start: &Start<'_>,
+        transitions: &[Transition],
+        [x, v, next]: [&Tensor<5>; 3],
+        retained: Option<Tensor<5>>,
+    ) {
+        let plans = start.shares.plans;
+        let stochastic: Vec<usize> = (0..plans.len()).filter(|&sample| plans[sample].is_stochastic(step)).collect();
+        if stochastic.is_empty() {
             return;
         }
-        // deterministic samples of the batch have no density: evaluate them with any std, and ignore the result
-        let lawful = |t: &Transition| if t.std == 0.0 { Transition { std: 1.0, ..*t } } else { *t };
-        let lawful: Vec<Transition> = transitions.iter().map(lawful).collect();
-        let replayed = evaluate(x, v.clone(), next, &lawful);
-        let squares = wan::weights::to_floats(replayed.mean_square_residual);
-        for (sample, plan) in start.plans.iter().enumerate().filter(|(_, plan)| plan.is_stochastic(step)) {
-            self.power.0 += f64::from(squares[sample]) / transitions[sample].std.powi(2);
-            self.power.1 += 1;
-            if plan.is_trained(step) {
-                let tensors = [x, v, next].map(|t| t.clone().narrow(0, sample, 1));
-                self.push(Recorded { sample, step, log_prob: replayed.log_probs[sample], tensors });
-            }
+        let laws: Vec<Transition> = stochastic.iter().map(|&sample| transitions[sample]).collect();
+        let replayed = evaluate(&pick(x, &stochastic), pick(v, &stochastic), &pick(next, &stochastic), &laws);
+        let squares = to_floats(replayed.mean_square_residual);
+        self.power.0 += squares.iter().zip(&laws).map(|(&ms, law)| f64::from(ms) / law.std.powi(2)).sum::<f64>();
+        self.power.1 += stochastic.len();
+        let log_prob_of = |sample: usize| stochastic.iter().position(|&s| s == sample).map_or(f64::NAN, |i| replayed.log_probs[i]);
+        let samples: Vec<usize> = stochastic.iter().copied().filter(|&sample| plans[sample].is_trained(step)).collect();
+        if samples.is_empty() {
+            return;
         }
-    }
-
-    fn push(&mut self, recorded: Recorded) {
-        let slot = self.taken[recorded.sample];
-        self.taken[recorded.sample] += 1;
-        if self.slots.len() <= slot {
-            self.slots.push(Vec::new());
-        }
-        self.slots[slot].push(recorded);
+        self.batches.push(TransitionBatch {
+            latents: pick(x, &samples),
+            old_velocity: Some(pick(v, &samples)),
+            next_latents: pick(next, &samples),
+            retained,
+            owners: samples.iter().map(|&sample| start.shares.owner(sample, step)).collect(),
+            steps: vec![step; samples.len()],
+            old_log_probs: samples.iter().map(|&sample| log_prob_of(sample)).collect(),
+            advantages: vec![0.0; samples.len()],
+            conditioning: start.conditioning.select(&samples),
+            samples,
+        });
     }
 
     fn noise_power(&self) -> f64 {
         self.power.0 / self.power.1.max(1) as f64
-    }
-
-    fn batches(self, conditioning: &Conditioning) -> Vec<TransitionBatch> {
-        self.slots.into_iter().map(|slot| batch(slot, conditioning)).collect()
-    }
-}
-
-/// The transitions of a slot in the order of the samples, so that a replay sees them in the rollout's batch order.
-fn batch(mut slot: Vec<Recorded>, conditioning: &Conditioning) -> TransitionBatch {
-    slot.sort_by_key(|recorded| recorded.sample);
-    let stack = |i: usize| Tensor::cat(slot.iter().map(|recorded| recorded.tensors[i].clone()).collect(), 0);
-    let samples: Vec<usize> = slot.iter().map(|recorded| recorded.sample).collect();
-    TransitionBatch {
-        latents: stack(0),
-        old_velocity: Some(stack(1)),
-        next_latents: stack(2),
-        steps: slot.iter().map(|recorded| recorded.step).collect(),
-        old_log_probs: slot.iter().map(|recorded| recorded.log_prob).collect(),
-        advantages: vec![0.0; samples.len()],
-        conditioning: conditioning.select(&samples),
-        samples,
     }
 }

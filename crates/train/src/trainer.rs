@@ -7,12 +7,13 @@ use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
 use crate::replay::Conditioning;
-use crate::settings::{RewardKind, RewardSettings, Settings};
+use crate::scoring::score;
+use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
-use grpo::{ClippedLoss, GroupLayout, LossWeights, Recipe, Schedule};
-use reward::{Reward, RewardBreakdown, Sample, ShapesReward, Weighted};
+use grpo::{GroupLayout, LossWeights, Recipe, Schedule};
+use reward::{Reward, RewardBreakdown, Weighted};
 use video::Frames;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
@@ -43,6 +44,8 @@ pub struct Trainer {
     pub negative: PromptEmbeds,
     /// What videos are worth.
     pub reward: Weighted,
+    /// What the evaluation counts instead, if anything; never trained on.
+    pub eval_reward: Option<Weighted>,
     /// AdamW.
     pub optimizer: AdamW,
     /// Averaged weights, if used.
@@ -70,11 +73,15 @@ impl Trainer {
     /// Files that are missing or do not fit; a recipe that the model cannot serve.
     pub fn new(settings: Settings, device: &Device) -> Result<Self> {
         settings.check_files()?;
-        let reward = weighted(&settings.reward);
+        let cache = Some(settings.scoring.cache.as_path()).filter(|folder| !folder.as_os_str().is_empty());
+        let reward = reward::build(&settings.reward, cache)?;
+        let eval_reward = if settings.eval_reward.is_empty() { None } else { Some(reward::build(&settings.eval_reward, cache)?) };
         let train_texts = prompts::texts(&settings.prompts.train, "prompts.train")?;
         let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
         eval_texts.truncate(settings.eval.num_prompts);
-        train_texts.iter().chain(&eval_texts).try_for_each(|text| reward.check_prompt(text))?;
+        train_texts.iter().try_for_each(|text| reward.check_prompt(text))?;
+        eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
+        [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
         let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
         let (transformer, vae) = WanPipeline::load_without_text(&settings.model.path, device, DType::F32)?;
         let mut policy = Policy::new(transformer, &settings.policy, settings.seed, device)?;
@@ -92,6 +99,7 @@ impl Trainer {
             eval_prompts,
             negative: negative.embeds,
             reward,
+            eval_reward,
             optimizer,
             ema,
             collective: Box::new(Alone),
@@ -128,13 +136,13 @@ impl Trainer {
         clips(frames)
     }
 
-    /// Rewards of clips, in order.
+    /// Rewards of clips, in order: the evaluation's own, or those of training where it has none.
     ///
     /// # Errors
-    /// The first sample that a reward cannot score.
-    pub fn score(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
-        let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(|(&prompt, frames)| Sample { prompt, frames }).collect();
-        Ok(self.reward.score(&batch).into_iter().collect::<std::result::Result<_, _>>()?)
+    /// The first sample that a reward cannot score: an evaluation with holes compares nothing.
+    pub fn score_for_evaluation(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
+        let reward = self.eval_reward.as_ref().unwrap_or(&self.reward);
+        Ok(score(reward, texts, clips).into_iter().collect::<std::result::Result<_, _>>()?)
     }
 
     /// Everything that an update changes; cheap handles.
@@ -193,20 +201,5 @@ fn encode(settings: &Settings, [train, eval]: [Vec<String>; 2], device: &Device)
 /// Values that do not fit together.
 pub fn objective(settings: &Settings) -> Result<Objective> {
     let (recipe, schedule) = (settings.recipe(), settings.schedule()?);
-    Ok(Objective {
-        weights: LossWeights::new(&recipe, &schedule)?,
-        noise_level: recipe.noise_level,
-        loss: ClippedLoss::new(settings.train.clip_range, settings.train.kl_beta)?,
-        ratio: recipe.ratio,
-        schedule,
-    })
-}
-
-fn weighted(settings: &[RewardSettings]) -> Weighted {
-    let build = |kind: RewardKind| -> Box<dyn Reward> {
-        match kind {
-            RewardKind::Shapes => Box::new(ShapesReward),
-        }
-    };
-    Weighted::new(settings.iter().map(|reward| (reward.weight, build(reward.kind))).collect())
+    Ok(Objective { weights: LossWeights::new(&recipe, &schedule)?, noise_level: recipe.noise_level, loss: settings.loss()?, schedule })
 }

@@ -3,9 +3,9 @@
 use crate::collective::Collective;
 use crate::optimizer::{AdamW, Ema, GradientSum};
 use crate::policy::Policy;
-use crate::replay::{Replayed, TransitionBatch, mean_square};
+use crate::replay::{Replayed, TransitionBatch, evaluate, mean_square};
 use burn::tensor::{Tensor, TensorData};
-use grpo::{ClippedLoss, LossTerm, LossWeights, NoiseLevel, RatioKind, RatioNormalisation, Schedule, Transition};
+use grpo::{LossTerm, LossWeights, NoiseLevel, PolicyLoss, RatioKind, Schedule, StepChange, Transition};
 use serde::Serialize;
 use wan::weights::to_floats;
 
@@ -18,10 +18,8 @@ pub struct Objective {
     pub noise_level: NoiseLevel,
     /// Weight of each step's loss.
     pub weights: LossWeights,
-    /// Clipping and KL.
-    pub loss: ClippedLoss,
-    /// Plain or normalised ratio.
-    pub ratio: RatioKind,
+    /// Ratio, trust region and KL.
+    pub loss: PolicyLoss,
 }
 
 /// What one update did.
@@ -73,7 +71,10 @@ impl Objective {
         metrics: &mut UpdateMetrics,
     ) {
         let transitions = self.transitions(&batch.steps);
-        let replayed = batch.replay(policy, &self.schedule, &transitions, true);
+        let replayed = match &batch.retained {
+            Some(velocity) => evaluate(&batch.latents, velocity.clone(), &batch.next_latents, &transitions),
+            None => batch.replay(policy, &self.schedule, &transitions, true),
+        };
         let (usable, unusable): (Vec<usize>, Vec<usize>) =
             (0..batch.len()).partition(|&i| (replayed.log_probs[i] - batch.old_log_probs[i]).is_finite());
         if !unusable.is_empty() {
@@ -89,7 +90,7 @@ impl Objective {
         let scale = 1.0 / count as f64;
         let slopes = terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.log_prob_slope());
         let mut surrogate = weighted_sum(&replayed.mean_square_residual, slopes);
-        if let Some(change) = &change {
+        if let Some(change) = change.as_ref().filter(|_| self.loss.ratio == RatioKind::Normalised) {
             // the normalised ratio also depends on v through its drift lambda^2/2 ms(v - v_old)
             surrogate =
                 surrogate + weighted_sum(change, terms.iter().zip(&transitions).map(|(term, t)| scale * term.grad_log_prob * t.kl(1.0)));
@@ -108,20 +109,19 @@ impl Objective {
         replayed.backward(&surrogate, policy, gradients);
     }
 
-    /// mean over D of (v - v_old)^2 `[B]`, where the ratio needs it.
+    /// mean over D of (v - v_old)^2 `[B]`, where the loss needs it.
     fn velocity_change(&self, batch: &TransitionBatch, replayed: &Replayed) -> Option<Tensor<1>> {
-        let old = batch.old_velocity.as_ref().filter(|_| self.ratio == RatioKind::Normalised)?;
+        let old = batch.old_velocity.as_ref().filter(|_| self.loss.needs_change())?;
         Some(mean_square(replayed.velocity.clone() - old.clone()))
     }
 
     fn terms(&self, batch: &TransitionBatch, replayed: &Replayed, transitions: &[Transition], change: Option<&Tensor<1>>) -> Vec<LossTerm> {
         let change = change.map_or(vec![0.0; batch.len()], |change| to_floats(change.clone()));
-        let kind = if batch.old_velocity.is_some() { self.ratio } else { RatioKind::Plain };
         (0..batch.len())
             .map(|i| {
-                let normalisation = RatioNormalisation::new(kind, &transitions[i], f64::from(change[i]));
                 let weight = self.weights.weight(batch.steps[i]);
-                self.loss.normalised_term(replayed.log_probs[i], batch.old_log_probs[i], batch.advantages[i], weight, normalisation)
+                let change = StepChange::new(&transitions[i], f64::from(change[i]));
+                self.loss.term(replayed.log_probs[i], batch.old_log_probs[i], batch.advantages[i], weight, change)
             })
             .collect()
     }

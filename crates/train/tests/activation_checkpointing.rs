@@ -1,10 +1,13 @@
 //! Computing activations again instead of keeping them changes no bit of a gradient.
 
+mod common;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use grpo::{ClippedLoss, Key, LossWeights, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use grpo::{Key, LossWeights, PolicyLoss, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
 use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch};
 use train::rollout::{Start, rollout};
+use train::sharing::Shares;
 use train::update::{Objective, accumulate};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -44,8 +47,8 @@ fn objective(ratio: RatioKind, kl_beta: f64) -> Objective {
     let schedule = Schedule::new(SigmaGrid::Unipc, STEPS, 3.0).expect("schedule");
     let recipe = Recipe { stochastic: StochasticSteps::Random { count: 1, pool: 4 }, ..Recipe::flash_grpo() };
     let weights = LossWeights::new(&recipe, &schedule).expect("weights");
-    let loss = ClippedLoss::new(10.0, kl_beta).expect("clip range");
-    Objective { schedule, noise_level: recipe.noise_level, weights, loss, ratio }
+    let loss = PolicyLoss { ratio, ..PolicyLoss::new(10.0, kl_beta).expect("clip range") };
+    Objective { schedule, noise_level: recipe.noise_level, weights, loss }
 }
 
 /// Samples of two prompts of different lengths, in an odd number of rollouts.
@@ -59,10 +62,11 @@ fn transitions(policy: &Policy, objective: &Objective, samples: usize, guidance_
     let prompt_of = (0..samples).map(|i| i % 2).collect();
     let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of, guidance_scale };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
-    let leaders = (0..samples).collect();
-    let start = Start { latents: tensor(4, [samples, 4, 3, 4, 4]), conditioning, plans: &plans, leaders, step_noise: &step_noise };
+    let leaders: Vec<usize> = (0..samples).collect();
+    let shares = Shares { plans: &plans, leaders: &leaders, suffix: None };
+    let start = Start { latents: tensor(4, [samples, 4, 3, 4, 4]), conditioning, shares, retain: false, step_noise: &step_noise };
     let rollouts = rollout(policy, &objective.schedule, &objective.noise_level, start);
-    rollouts.transitions[0].with_advantages(&normals(7, samples).into_iter().map(f64::from).collect::<Vec<_>>())
+    common::merge(&rollouts.transitions).with_advantages(&normals(7, samples).into_iter().map(f64::from).collect::<Vec<_>>())
 }
 
 /// Gradients with and without, over two micro-batches, and how many weights have one.
@@ -74,7 +78,10 @@ fn check(target_modules: &[&str], ratio: RatioKind, kl_beta: f64, samples: usize
         let step = tensor::<1>(100 + i as u64, [value.dims()[0]]).mul_scalar(0.05);
         slot.set_value(value + step);
     }
-    let batches = [batch.range(0, samples - 1), batch.range(samples - 1, samples), batch];
+    // the last two samples of one owner: one velocity serves both
+    let owners = (0..samples - 1).chain([samples - 2]).collect();
+    let shared = TransitionBatch { owners, ..batch.clone() };
+    let batches = [batch.range(0, samples - 1), batch.range(samples - 1, samples), batch, shared];
     let mut run = |activation_checkpointing| {
         policy.activation_checkpointing = activation_checkpointing;
         let (gradients, metrics) = accumulate(&policy, &objective, &batches);

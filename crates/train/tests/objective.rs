@@ -1,13 +1,18 @@
 //! The gradient that reaches the weights is that of the loss that is reported, for every form of the loss.
 
+mod common;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use grpo::{ClippedLoss, Key, LossWeight, LossWeights, NoiseLevel, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps};
+use grpo::{
+    InitialNoise, Key, LossWeight, LossWeights, NoiseLevel, PolicyLoss, Purpose, RatioKind, Recipe, Schedule, SigmaGrid, StochasticSteps,
+};
 use train::collective::Alone;
 use train::optimizer::GradientSum;
 use train::optimizer::{AdamW, AdamWConfig};
 use train::policy::Policy;
-use train::replay::{Conditioning, TransitionBatch};
-use train::rollout::{Start, rollout};
+use train::replay::{Conditioning, TransitionBatch, pick};
+use train::rollout::{Rollouts, Start, rollout};
+use train::sharing::Shares;
 use train::update::{Objective, accumulate, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -56,11 +61,26 @@ fn objective(ratio: RatioKind, kl_beta: f64) -> Objective {
         ..Recipe::flash_grpo()
     };
     let weights = LossWeights::new(&recipe, &schedule).expect("weights");
-    let loss = ClippedLoss::new(10.0, kl_beta).expect("a range that nothing leaves, so that the loss is smooth");
-    Objective { schedule, noise_level: recipe.noise_level, weights, loss, ratio }
+    let loss = PolicyLoss::new(10.0, kl_beta).expect("a range that nothing leaves, so that the loss is smooth");
+    Objective { schedule, noise_level: recipe.noise_level, weights, loss: PolicyLoss { ratio, ..loss } }
 }
 
+/// Four rollouts of two prompts, all in one batch.
 fn transitions(policy: &Policy, objective: &Objective, guidance_scale: f64) -> TransitionBatch {
+    let rollouts = roll_out(policy, objective, guidance_scale, InitialNoise::Independent, None, false);
+    common::merge(&rollouts.transitions).with_advantages(&ADVANTAGES)
+}
+
+const ADVANTAGES: [f64; SAMPLES] = [1.0, -0.5, 0.75, -1.25];
+
+fn roll_out(
+    policy: &Policy,
+    objective: &Objective,
+    guidance_scale: f64,
+    noise: InitialNoise,
+    suffix: Option<usize>,
+    retain: bool,
+) -> Rollouts {
     let recipe = Recipe { stochastic: StochasticSteps::Random { count: 1, pool: 4 }, ..Recipe::flash_grpo() };
     let plans: Vec<_> = (0..SAMPLES).map(|i| recipe.plan(1, 0, i as u64 / 2, i as u64 % 2, 6)).collect();
     // the second prompt is shorter: its last row is padding
@@ -70,15 +90,17 @@ fn transitions(policy: &Policy, objective: &Objective, guidance_scale: f64) -> T
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
     let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
-    let start = Start {
-        latents: tensor(4, [SAMPLES, 4, 3, 4, 4]),
-        conditioning,
-        plans: &plans,
-        leaders: (0..SAMPLES).collect(),
-        step_noise: &step_noise,
+    let latents = tensor(4, [SAMPLES, 4, 3, 4, 4]);
+    let (latents, leaders) = match noise {
+        InitialNoise::Independent => (latents, [0, 1, 2, 3]),
+        InitialNoise::SharedInGroup => (pick(&latents, &[0, 0, 2, 2]), [0, 0, 2, 2]),
     };
+    let shares = Shares { plans: &plans, leaders: &leaders, suffix };
+    let start = Start { latents, conditioning, shares, retain, step_noise: &step_noise };
     let rollouts = rollout(policy, &objective.schedule, &objective.noise_level, start);
-    rollouts.transitions[0].with_advantages(&[1.0, -0.5, 0.75, -1.25])
+    let work = shares.work(objective.schedule.num_steps(), retain);
+    assert_eq!(rollouts.velocities, work.sampled, "what was computed is what was planned");
+    rollouts
 }
 
 /// Slope of the loss along the gradient by central differences, against the gradient's norm.
@@ -127,6 +149,68 @@ fn gradient_is_that_of_the_loss_with_divergence() {
 #[test]
 fn gradient_is_that_of_the_loss_with_normalised_ratios() {
     check(RatioKind::Normalised, 0.0, 1.0);
+}
+
+/// Gradients bit by bit.
+fn bits(gradients: &GradientSum) -> Vec<Vec<u32>> {
+    let bits = |sum: &Option<Tensor<1>>| to_floats(sum.clone().expect("gradient")).into_iter().map(f32::to_bits).collect();
+    gradients.sums.iter().map(bits).collect()
+}
+
+/// The graph that the rollout kept gives, bit for bit, the gradients of a replay, and the rollouts are those without it.
+#[test]
+fn a_retained_step_is_a_replayed_one() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.5));
+    move_weights(&policy, 0.05);
+    for noise in [InitialNoise::Independent, InitialNoise::SharedInGroup] {
+        for guidance_scale in [1.0, 3.0] {
+            let sampled = |retain| roll_out(&policy, &objective, guidance_scale, noise, None, retain);
+            let (plain, kept) = (sampled(false), sampled(true));
+            assert_eq!(to_floats(plain.latents.clone()), to_floats(kept.latents.clone()), "the same videos");
+            let gradients = |rollouts: &Rollouts| {
+                let batches: Vec<_> = rollouts.transitions.iter().map(|batch| batch.with_advantages(&ADVANTAGES)).collect();
+                assert!(batches.iter().all(|batch| batch.retained.is_some()) || !batches.iter().any(|batch| batch.retained.is_some()));
+                accumulate(&policy, &objective, &batches)
+            };
+            let ((expected, metrics), (found, kept_metrics)) = (gradients(&plain), gradients(&kept));
+            assert!(kept.transitions[0].retained.is_some() && expected.norm() > 1e-4);
+            assert_eq!(bits(&expected), bits(&found), "{noise:?}, guidance {guidance_scale}");
+            assert_eq!((metrics.loss, metrics.kl, metrics.ratio), (kept_metrics.loss, kept_metrics.kl, kept_metrics.ratio));
+        }
+    }
+}
+
+/// Samples that share their latents give the videos they give alone, bit for bit, and the gradient up to the order of its sums.
+#[test]
+fn a_shared_prefix_changes_nothing() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    move_weights(&policy, 0.05);
+    let shared = roll_out(&policy, &objective, 3.0, InitialNoise::SharedInGroup, None, false);
+    let batches: Vec<_> = shared.transitions.iter().map(|batch| batch.with_advantages(&ADVANTAGES)).collect();
+    let alone: Vec<_> = batches.iter().map(|batch| TransitionBatch { owners: batch.samples.clone(), ..batch.clone() }).collect();
+    assert!(batches.iter().any(|batch| batch.owners != batch.samples), "something is shared");
+    let ((together, shared), (apart, separate)) = (accumulate(&policy, &objective, &batches), accumulate(&policy, &objective, &alone));
+    assert_eq!((shared.log_prob, shared.loss), (separate.log_prob, separate.loss));
+    for (a, b) in together.sums.iter().zip(&apart.sums) {
+        let (a, b) = (a.clone().expect("gradient"), b.clone().expect("gradient"));
+        let worst = f64::from(to_floats((a - b).abs().max())[0]);
+        assert!(worst < 1e-5 * together.norm(), "{worst:e} of {:e}", together.norm());
+    }
+}
+
+/// A suffix in as many steps as are left is UniPC's; in fewer it is cheaper, ends near by, and trains the same transitions.
+#[test]
+fn a_compressed_suffix_ends_near_the_full_one() {
+    let (policy, objective) = (policy(), objective(RatioKind::Plain, 0.0));
+    let ends = [None, Some(6), Some(2)].map(|suffix| roll_out(&policy, &objective, 1.0, InitialNoise::Independent, suffix, false));
+    let [full, fine, coarse] = &ends;
+    assert!(full.velocities == fine.velocities && coarse.velocities < fine.velocities);
+    let distance = |a: &Rollouts, b: &Rollouts| to_floats((a.latents.clone() - b.latents.clone()).powi_scalar(2).mean().sqrt())[0];
+    let (fine, coarse) = (distance(full, fine), distance(full, coarse));
+    assert!(fine > 0.0 && fine < 0.2 && coarse < 0.4, "{fine}, {coarse}");
+    for (a, b) in ends[0].transitions.iter().zip(&ends[2].transitions) {
+        assert_eq!((&a.old_log_probs, to_floats(a.next_latents.clone())), (&b.old_log_probs, to_floats(b.next_latents.clone())));
+    }
 }
 
 #[test]

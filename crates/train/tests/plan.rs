@@ -63,7 +63,7 @@ fn the_published_run_has_the_known_cost() {
     // 283 forward, 283 again, linear layers once more and attention 2.5 times
     near("a training step", plan.flops.update, 1.15e15, 0.01);
     assert_eq!(plan.work.samples, 384);
-    assert_eq!(plan.work.transitions, 384.0);
+    assert_eq!(plan.work.replayed, 384.0);
     // a micro-batch of 1 shares nothing
     assert_eq!(plan.work.velocities, 384.0 * 20.0);
 }

@@ -1,9 +1,10 @@
 //! A complete Flash-GRPO update (rollout, advantages, three optimizer steps) against the public Python libraries.
 
+mod common;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::{
-    AdvantageScale, ClippedLoss, GroupLayout, LossWeight, LossWeights, NoiseLevel, RatioKind, Recipe, Schedule, SigmaGrid, StepPlan,
-    advantages,
+    AdvantageScale, GroupLayout, LossWeight, LossWeights, NoiseLevel, PolicyLoss, Recipe, Schedule, SigmaGrid, StepPlan, advantages,
 };
 use std::path::PathBuf;
 use train::collective::Alone;
@@ -11,6 +12,7 @@ use train::optimizer::{AdamW, AdamWConfig};
 use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch};
 use train::rollout::{Rollouts, Start, rollout};
+use train::sharing::Shares;
 use train::update::{Objective, UpdateMetrics, accumulate, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -80,11 +82,12 @@ impl Case {
         let noise = self.golden.floats("sde_noise").expect("noise");
         let elements = noise.len() / SAMPLES;
         let step_noise = |sample: usize, _step: usize| noise[sample * elements..(sample + 1) * elements].to_vec();
+        let leaders: Vec<usize> = (0..SAMPLES).collect();
         let start = Start {
             latents: self.tensor("x_init"),
             conditioning: self.conditioning(),
-            plans: &plans,
-            leaders: (0..SAMPLES).collect(),
+            shares: Shares { plans: &plans, leaders: &leaders, suffix: None },
+            retain: false,
             step_noise: &step_noise,
         };
         rollout(policy, &self.schedule(), &NoiseLevel::Linear { eta: 1.0 }, start)
@@ -97,8 +100,8 @@ impl Case {
         let recipe = Recipe { stochastic, loss_weight, ..Recipe::flash_grpo() };
         let schedule = self.schedule();
         let weights = LossWeights::new(&recipe, &schedule).expect("weights");
-        let loss = ClippedLoss::new(self.clip_range, 0.0).expect("loss");
-        Objective { schedule, noise_level: NoiseLevel::Linear { eta: 1.0 }, weights, loss, ratio: RatioKind::Plain }
+        let loss = PolicyLoss::new(self.clip_range, 0.0).expect("loss");
+        Objective { schedule, noise_level: NoiseLevel::Linear { eta: 1.0 }, weights, loss }
     }
 
     /// The recorded transitions of the golden file, not our own: their errors must not add up.
@@ -108,7 +111,9 @@ impl Case {
             latents: self.tensor("sde.x"),
             next_latents: self.tensor("sde.prev"),
             old_velocity: None,
+            retained: None,
             samples: (0..SAMPLES).collect(),
+            owners: (0..SAMPLES).collect(),
             steps: (0..SAMPLES).map(|i| steps[i / PER_PROMPT] as usize).collect(),
             old_log_probs: self.values("old_logp"),
             advantages: self.values("advantages").into_iter().map(|a| a * scale).collect(),
@@ -118,7 +123,7 @@ impl Case {
 
     fn check_rollout(&self) {
         let rollouts = self.roll_out(&self.policy());
-        let batch = &rollouts.transitions[0];
+        let batch = &common::merge(&rollouts.transitions);
         self.close("final_latents", rollouts.latents.clone(), 5e-5);
         self.close("sde.x", batch.latents.clone(), 5e-5);
         self.close("sde.velocity", batch.old_velocity.clone().expect("recorded velocity"), 5e-5);
@@ -237,10 +242,9 @@ fn matches_reference_grpo_cfg_rect_updates() {
 fn on_policy_ratio_is_exactly_one() {
     for case in [zero_init(), cfg_rect()] {
         let policy = case.policy();
-        let mut rollouts = case.roll_out(&policy);
-        let batch = &mut rollouts.transitions[0];
+        let mut batch = common::merge(&case.roll_out(&policy).transitions);
         batch.advantages = vec![1.0; SAMPLES];
-        let (_, metrics) = accumulate(&policy, &case.objective(), std::slice::from_ref(batch));
+        let (_, metrics) = accumulate(&policy, &case.objective(), std::slice::from_ref(&batch));
         assert!(metrics.ratio.iter().all(|&ratio| ratio == 1.0), "{:?}", metrics.ratio);
     }
 }

@@ -141,34 +141,82 @@ fn the_default_recipe_resolves_completely() {
     assert_eq!(settings.prompts.eval, PromptSource::Shapes(ShapesSplit::HeldOut));
 }
 
+/// The recipes of a folder by name, loaded.
+fn recipes(folder: &str) -> Vec<(String, String, Settings)> {
+    let paths = std::fs::read_dir(recipe_path(folder)).unwrap().map(|entry| entry.unwrap().path());
+    let is_run = |path: &PathBuf| path.extension().is_some_and(|end| end == "toml") && !path.ends_with("pretrain_moving_shapes.toml");
+    let load = |path: PathBuf| {
+        let settings = Settings::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
+        (path.file_stem().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(&path).unwrap(), settings)
+    };
+    paths.filter(is_run).map(load).collect()
+}
+
 #[test]
 fn every_recipe_loads_and_survives_its_own_resolution() {
-    let entries = ["", "moving_shapes"].into_iter().flat_map(|folder| std::fs::read_dir(recipe_path(folder)).unwrap());
-    for path in entries.map(|entry| entry.unwrap().path()) {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if !name.ends_with(".toml") || name.starts_with("pretrain") {
-            continue;
-        }
-        let settings = Settings::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
+    for (name, _, settings) in ["", "moving_shapes", "wan_1_3b"].into_iter().flat_map(recipes) {
         let again = Settings::parse("resolved", &settings.to_toml(), &[]).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(settings, again, "{name}");
         assert_eq!(settings.step_table().unwrap().len(), settings.sampling.num_inference_steps);
     }
 }
 
+/// What the recipes of a comparison may change of the default run beside the method: each has its tuned learning rate, and is evaluated as it
+/// is, for an average over updates would lag more behind where there are few.
+const OF_A_COMPARISON: [&str; 3] = ["output_dir", "optimizer.learning_rate", "train.ema_decay"];
+
 #[test]
 fn recipes_of_a_comparison_differ_in_their_method_alone() {
     let base = Settings::load(None, &[]).unwrap();
     let mut methods = Vec::new();
-    for entry in std::fs::read_dir(recipe_path("moving_shapes")).unwrap() {
-        let settings = Settings::load(Some(&entry.unwrap().path()), &[]).unwrap_or_else(|error| panic!("{error}"));
+    for (name, _, settings) in recipes("moving_shapes") {
         for change in settings.changes_since(&base) {
-            assert!(change.key.starts_with("method.") || change.key == "output_dir", "{}: {change}", settings.output_dir.display());
+            let allowed = change.key.starts_with("method.") || OF_A_COMPARISON.contains(&change.key.as_str());
+            let divergence = name == "flow-grpo-kl" && change.key == "train.kl_beta";
+            let saving = name.starts_with("flash-grpo-") && change.key.starts_with("rollout.");
+            assert!(allowed || divergence || saving, "{name}: {change}");
         }
-        assert!(!methods.contains(&settings.recipe()), "{} is there twice", settings.output_dir.display());
-        methods.push(settings.recipe());
+        assert_eq!(settings.output_dir, Path::new("runs").join(&name));
+        assert_eq!(settings.train.ema_decay, 0.0, "{name}");
+        let method = (settings.recipe(), settings.train.kl_beta, settings.rollout);
+        assert!(!methods.contains(&method), "{name} is there twice");
+        methods.push(method);
     }
-    assert_eq!(methods.len(), 9);
+    assert_eq!(methods.len(), 21);
+}
+
+/// What the recipes for Wan2.1 1.3B may change of the Flash-GRPO run, so that they compare methods.
+const OF_THE_METHOD: [&str; 8] = [
+    "output_dir",
+    "sampling.num_inference_steps",
+    "rollout.prompts_per_iteration",
+    "rollout.group_size",
+    "optimizer.learning_rate",
+    "train.clip_range",
+    "train.kl_beta",
+    "policy.",
+];
+
+#[test]
+fn every_method_has_a_recipe_for_wan_that_says_what_is_published() {
+    let base = Settings::load(Some(&recipe_path("flash_grpo_wan_1_3b.toml")), &[]).unwrap();
+    let recipes = recipes("wan_1_3b");
+    for (name, text, settings) in &recipes {
+        for change in settings.changes_since(&base) {
+            let allowed = OF_THE_METHOD.iter().any(|key| change.key == *key || (key.ends_with('.') && change.key.starts_with(key)));
+            assert!(allowed || change.key.starts_with("method."), "{name}: {change}");
+        }
+        for word in ["arXiv ", "Published", "Ours"] {
+            assert!(text.contains(word), "{name} does not say `{word}`");
+        }
+        let named = settings.recipe() == grpo::Recipe::named(&settings.method.name).unwrap();
+        let ours = ["flow-grpo", "flow-grpo-cps", "flow-grpo-fraction", "flow-dppo", "mixgrpo-random"];
+        assert!(named || ours.contains(&name.as_str()), "{name} replaces a published choice");
+    }
+    // `flow-grpo-wan` is the recipe `flow-grpo` here
+    for method in grpo::Recipe::NAMES.into_iter().filter(|name| !["flash-grpo", "flow-grpo-wan"].contains(name)) {
+        assert!(recipes.iter().any(|(name, _, _)| name == method), "no recipe for `{method}`");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! system library, [`write_png_grid`] saves several as one still. All files appear whole or not at all.
 
 mod atomic;
+mod color;
 mod error;
 mod frames;
 mod gif;

@@ -2,8 +2,6 @@
 //!
 //! Shape legend: H height, W width, both even here.
 
-use openh264::formats::YUVSource;
-
 use crate::{Frames, frames::unit};
 
 /// One frame as BT.709 limited-range 4:2:0: luma [H, W], chroma [H/2, W/2], sizes rounded up to even.
@@ -24,7 +22,7 @@ impl Yuv {
     /// Cr = (R - Y) / 1.5748                   v = 128 + 224 Cr, likewise
     /// ```
     ///
-    /// from ITU-R BT.709-6, items 3.2 to 3.4. (The encoder crate's own conversion truncates and is BT.601.)
+    /// from ITU-R BT.709-6, items 3.2 to 3.4.
     pub(crate) fn from_frame(frames: &Frames, index: usize, smallest: usize) -> Self {
         let width = frames.width().max(smallest).next_multiple_of(2);
         let height = frames.height().max(smallest).next_multiple_of(2);
@@ -43,34 +41,22 @@ impl Yuv {
         let plane = |which: usize| chroma.iter().map(|c| (128.0 + 224.0 * c[which]).round() as u8).collect();
         Self { width, height, y, u: plane(0), v: plane(1) }
     }
+
+    /// Width and height of the luma plane.
+    pub(crate) fn dimensions(&self) -> (usize, usize) {
+        (self.width, self.height)
+    }
+
+    /// Luma and the two chroma planes, without gaps between rows.
+    pub(crate) fn planes(&self) -> (&[u8], &[u8], &[u8]) {
+        (&self.y, &self.u, &self.v)
+    }
 }
 
 /// Y in [0, 1], Cb and Cr in [-1/2, 1/2].
 fn bt709([r, g, b]: [f32; 3]) -> [f32; 3] {
     let y = 0.2126 * r + 0.7152 * g + 0.0722 * b;
     [y, (b - y) / 1.8556, (r - y) / 1.5748]
-}
-
-impl YUVSource for Yuv {
-    fn dimensions(&self) -> (usize, usize) {
-        (self.width, self.height)
-    }
-
-    fn strides(&self) -> (usize, usize, usize) {
-        (self.width, self.width / 2, self.width / 2)
-    }
-
-    fn y(&self) -> &[u8] {
-        &self.y
-    }
-
-    fn u(&self) -> &[u8] {
-        &self.u
-    }
-
-    fn v(&self) -> &[u8] {
-        &self.v
-    }
 }
 
 #[cfg(test)]

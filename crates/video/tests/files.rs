@@ -4,7 +4,7 @@
 
 use std::{fs, path::PathBuf};
 
-use openh264::{decoder::Decoder, formats::YUVSource};
+use rust_h264::{decoder::OrderedDecoder, nal::parse_annex_b};
 use tempfile::TempDir;
 use video::{Frames, VideoError, write, write_png_grid};
 
@@ -56,20 +56,23 @@ fn units(bytes: &[u8]) -> Vec<Vec<u8>> {
 
 /// Decodes an MP4 to frames, by the inverse of BT.709 limited range.
 fn decode(bytes: &[u8]) -> Vec<Frames> {
-    let mut decoder = Decoder::new().expect("a decoder");
-    let decode = |unit: Vec<u8>| {
-        let yuv = decoder.decode(&unit).expect("a valid stream")?;
-        let ((width, height), (stride, chroma_stride, _)) = (yuv.dimensions(), yuv.strides());
-        let mut data = Vec::new();
-        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
-            let chroma = y / 2 * chroma_stride + x / 2;
-            let luma = (f32::from(yuv.y()[y * stride + x]) - 16.0) / 219.0;
-            let (cb, cr) = ((f32::from(yuv.u()[chroma]) - 128.0) / 224.0, (f32::from(yuv.v()[chroma]) - 128.0) / 224.0);
-            data.extend([luma + 1.5748 * cr, luma - 0.1873 * cb - 0.4681 * cr, luma + 1.8556 * cb]);
-        }
-        Some(Frames::new(1, height, width, data).expect("sizes agree"))
-    };
-    units(bytes).into_iter().filter_map(decode).collect()
+    let mut decoder: OrderedDecoder = OrderedDecoder::new();
+    let units = units(bytes).concat();
+    let mut pictures: Vec<_> = parse_annex_b(&units).iter().flat_map(|unit| decoder.decode_nal(unit).expect("a valid stream")).collect();
+    pictures.extend(decoder.flush());
+    pictures.iter().map(rgb).collect()
+}
+
+fn rgb(yuv: &rust_h264::decoder::Frame) -> Frames {
+    let (width, height) = (yuv.width as usize, yuv.height as usize);
+    let mut data = Vec::new();
+    for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+        let chroma = y / 2 * (width / 2) + x / 2;
+        let luma = (f32::from(yuv.y[y * width + x]) - 16.0) / 219.0;
+        let (cb, cr) = ((f32::from(yuv.u[chroma]) - 128.0) / 224.0, (f32::from(yuv.v[chroma]) - 128.0) / 224.0);
+        data.extend([luma + 1.5748 * cr, luma - 0.1873 * cb - 0.4681 * cr, luma + 1.8556 * cb]);
+    }
+    Frames::new(1, height, width, data).expect("sizes agree")
 }
 
 /// Peak signal-to-noise ratio over the pixels that both have, in dB.

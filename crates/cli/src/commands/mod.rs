@@ -8,5 +8,6 @@ pub mod pretrain;
 pub mod random_model;
 pub mod replay;
 pub mod report;
+pub mod reward;
 pub mod sample;
 pub mod train;

@@ -98,7 +98,7 @@ fn work(plan: &Plan) -> Vec<String> {
         format!("  latents                 {c} x {f} x {h} x {w}, {} tokens", grouped(work.tokens)),
         format!("  text                    {} tokens, {source}", work.text.longest),
         format!("  rollouts                {}, {:.0} velocities of {} branch(es)", work.samples, work.velocities, work.branches),
-        format!("  trained transitions     {:.0}", work.transitions),
+        format!("  trained transitions     {:.0}", work.replayed + work.retained),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! `flash-grpo report`: one HTML file about a run.
+//! `flash-grpo report`: one HTML file about runs and comparisons.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,13 +9,13 @@ use wan::weights::write_atomically;
 /// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// The folder of a run, finished or not.
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
-    /// The page [default: report.html in the run's folder].
+    /// Folders of runs and of comparisons, finished or not. Several share one page, with the curves of all runs in common charts.
+    #[arg(value_name = "FOLDER", required = true)]
+    folders: Vec<PathBuf>,
+    /// The page [default: report.html, in the folder if there is one, else in the current one].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write it anew every so many seconds, until the run is over.
+    /// Write it anew every so many seconds, until everything is over.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "10")]
     watch: Option<u64>,
 }
@@ -26,23 +26,36 @@ pub const PAGE: &str = "report.html";
 /// Runs the command.
 ///
 /// # Errors
-/// A folder that holds no run; a page that cannot be written.
+/// A folder that holds neither a run nor a comparison; a page that cannot be written.
 pub fn run_command(args: &ReportArgs) -> Result<()> {
-    let output = args.output.clone().unwrap_or_else(|| args.run.join(PAGE));
-    write_report(&args.run, &output)?;
+    let output = args.output.clone().unwrap_or_else(|| match args.folders.as_slice() {
+        [folder] => folder.join(PAGE),
+        _ => PAGE.into(),
+    });
+    write_page(&args.folders, &output)?;
     println!("wrote {}", output.display());
     let Some(seconds) = args.watch else { return Ok(()) };
-    while !args.run.join("summary.json").exists() {
+    while !args.folders.iter().all(|folder| is_over(folder)) {
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
-        write_report(&args.run, &output)?;
+        write_page(&args.folders, &output)?;
     }
     Ok(())
 }
 
-/// Writes the page about the run in `folder`.
+/// Runs write their summary last, comparisons their table.
+fn is_over(folder: &Path) -> bool {
+    ["summary.json", "table.json"].iter().any(|last| folder.join(last).exists())
+}
+
+/// Writes the page about the run or the comparison in `folder`.
 ///
 /// # Errors
 /// As [`run_command`].
 pub fn write_report(folder: &Path, output: &Path) -> Result<()> {
-    Ok(write_atomically(output, report::html(folder)?.as_bytes())?)
+    write_page(&[folder], output)
+}
+
+fn write_page(folders: &[impl AsRef<Path>], output: &Path) -> Result<()> {
+    let place = output.parent().filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(write_atomically(output, report::html(folders, place)?.as_bytes())?)
 }

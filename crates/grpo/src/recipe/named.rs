@@ -1,11 +1,11 @@
 //! The published methods, each a few lines apart from another.
 
-use super::{InitialNoise, Recipe, StepSharing, StochasticSteps, TrainedSteps};
+use super::{Decay, InitialNoise, Recipe, StepSharing, StochasticSteps, TrainedSteps};
 use crate::{AdvantageScale, LossWeight, NoiseLevel, RatioKind};
 
 impl Recipe {
     /// Names [`Recipe::named`] knows.
-    pub const NAMES: [&'static str; 12] = [
+    pub const NAMES: [&'static str; 16] = [
         "flash-grpo",
         "no-itg",
         "no-tgr",
@@ -14,7 +14,11 @@ impl Recipe {
         "flow-grpo-wan",
         "flow-grpo-fast-1",
         "flow-grpo-fast-2",
+        "flow-grpo-cps",
+        "flow-dppo",
         "mixgrpo",
+        "mixgrpo-random",
+        "mixgrpo-decay",
         "dancegrpo",
         "tempflow",
         "grpo-guard",
@@ -30,7 +34,9 @@ impl Recipe {
     /// | `no-itg-no-tgr` | both; also the paper's "Flow-GRPO-Fast1" baseline |
     /// | `flow-grpo`, `flow-grpo-wan` | full trajectory; with Wan's linear noise level |
     /// | `flow-grpo-fast-1`, `-2` | 1 or 2 consecutive steps, start drawn once per iteration |
-    /// | `mixgrpo` | a sliding window of 4 |
+    /// | `flow-grpo-cps` | Flow-GRPO-Fast 1 with coefficient-preserving steps |
+    /// | `flow-dppo` | Flow-GRPO with a KL mask instead of the clip |
+    /// | `mixgrpo`, `mixgrpo-random`, `mixgrpo-decay` | a window of 4: sliding; anywhere; sliding faster towards the data |
     /// | `dancegrpo` | all steps noisy, a random 60 % trained |
     /// | `tempflow` | one branch step per seed, weighted by its noise |
     /// | `grpo-guard` | Flow-GRPO-Fast 1 with the normalised ratio and its gradient reweighting |
@@ -44,7 +50,11 @@ impl Recipe {
             "flow-grpo-wan" => Recipe { noise_level: NoiseLevel::Linear { eta: 1.0 }, ..Recipe::flow_grpo() },
             "flow-grpo-fast-1" => Recipe::flow_grpo_fast(1),
             "flow-grpo-fast-2" => Recipe::flow_grpo_fast(2),
-            "mixgrpo" => Recipe::mixgrpo(),
+            "flow-grpo-cps" => Recipe { noise_level: NoiseLevel::named("cps")?, ..Recipe::flow_grpo_fast(1) },
+            "flow-dppo" => Recipe { kl_mask: Some(1e-4), ..Recipe::flow_grpo() },
+            "mixgrpo" => Recipe::mixgrpo(None),
+            "mixgrpo-random" => Recipe { stochastic: StochasticSteps::Random { count: 4, pool: 8 }, ..Recipe::mixgrpo(None) },
+            "mixgrpo-decay" => Recipe::mixgrpo(Some(Decay { rate: 0.1, from: 13 })),
             "dancegrpo" => Recipe::dancegrpo(),
             "tempflow" => Recipe::tempflow(),
             "grpo-guard" => Recipe::grpo_guard(),
@@ -64,6 +74,7 @@ impl Recipe {
             initial_noise: InitialNoise::Independent,
             advantage: AdvantageScale::BatchStd,
             ratio: RatioKind::Plain,
+            kl_mask: None,
         }
     }
 
@@ -84,9 +95,9 @@ impl Recipe {
     }
 
     /// MixGRPO (arXiv 2507.21802): a window of 4 steps moves from noise to data, the rollouts of a prompt share their noise.
-    fn mixgrpo() -> Recipe {
+    fn mixgrpo(decay: Option<Decay>) -> Recipe {
         Recipe {
-            stochastic: StochasticSteps::Sliding { size: 4, stride: 1, every: 25 },
+            stochastic: StochasticSteps::Sliding { size: 4, stride: 1, every: 25, decay },
             initial_noise: InitialNoise::SharedInGroup,
             advantage: AdvantageScale::GroupStd,
             ..Recipe::flow_grpo()

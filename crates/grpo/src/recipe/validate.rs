@@ -1,7 +1,7 @@
 //! Which recipes make sense on how many steps.
 
 use super::{Recipe, StepSharing, StochasticSteps, TrainedSteps};
-use crate::{Error, LossWeight, RatioKind};
+use crate::{Density, Error, LossWeight, NoiseLevel, RatioKind};
 
 impl Recipe {
     /// Checks the recipe against the number of steps it will run on.
@@ -39,6 +39,15 @@ impl Recipe {
             let hint = "every rollout has the same steps anyway; use `per-iteration`";
             return Err(conflict("sharing", "per-rollout", "stochastic (no random choice)", hint));
         }
+        let is_unnormalised = matches!(self.noise_level, NoiseLevel::Cps { density: Density::Unnormalised, .. });
+        if self.ratio == RatioKind::Normalised && is_unnormalised {
+            let hint = "the ratio is normalised with the Gaussian's KL; use `density = \"gaussian\"`";
+            return Err(conflict("noise_level.density", "unnormalised", "ratio = normalised", hint));
+        }
+        if let Some(mask) = self.kl_mask.filter(|mask| !(mask.is_finite() && *mask > 0.0)) {
+            let hint = "a KL per element; leave it out to clip the ratio instead";
+            return Err(Error::out_of_range("kl_mask", mask, "a positive number", hint));
+        }
         if self.ratio == RatioKind::Normalised && self.loss_weight == LossWeight::NoiseLevel {
             let hint = "the normalised ratio is already scaled by the step's noise; use `uniform` or `rectified`";
             return Err(conflict("loss_weight", "noise-level", "ratio = normalised", hint));
@@ -61,9 +70,15 @@ impl StochasticSteps {
                 in_range("stochastic.count", count, usable, &why)?;
                 in_range("stochastic.pool", pool, usable + 1 - count, &why)
             }
-            StochasticSteps::Sliding { size, stride: _, every } => {
+            StochasticSteps::Sliding { size, stride: _, every, decay } => {
                 in_range("stochastic.size", size, usable, &why)?;
-                in_range("stochastic.every", every as usize, usize::MAX, "iterations a window stays; MixGRPO uses 25")
+                in_range("stochastic.every", every as usize, usize::MAX, "iterations a window stays; MixGRPO uses 25")?;
+                let rate = decay.map_or(0.0, |decay| decay.rate);
+                let hint = "how much shorter a window stays per step; MixGRPO uses 0.1";
+                if rate.is_finite() && rate >= 0.0 {
+                    return Ok(());
+                }
+                Err(Error::out_of_range("stochastic.decay.rate", rate, "0 or a positive number", hint))
             }
         }
     }

@@ -14,10 +14,11 @@ pub use memory::PhaseMemory;
 pub use sizes::{ModelSizes, TextLength, Trained};
 
 use crate::error::Result;
+use crate::iteration::Batch;
 use crate::settings::Settings;
-use grpo::{GroupLayout, StepPlan};
+use crate::sharing;
+use grpo::GroupLayout;
 use serde::Serialize;
-use std::ops::Range;
 
 /// What the run has to its disposal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -85,10 +86,13 @@ pub struct Work {
     pub branches: u64,
     /// Rollouts of an iteration.
     pub samples: u64,
-    /// Velocities of an iteration's rollouts, mean of the first iterations; less than samples x steps where a prefix is shared.
+    /// Velocities of an iteration's rollouts, mean of the first iterations; less than samples x steps where something is shared or a suffix
+    /// is compressed.
     pub velocities: f64,
-    /// Transitions of an iteration that are trained, mean of the first iterations.
-    pub transitions: f64,
+    /// Velocities that are computed once more and backpropagated in an iteration, likewise.
+    pub replayed: f64,
+    /// Velocities that are backpropagated from the graph that sampling kept, likewise.
+    pub retained: f64,
     /// Iterations of the run.
     pub iterations: u64,
     /// Optimizer updates of the run.
@@ -191,10 +195,9 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
         [vae.z_dim, vae.latent_frames(sampling.num_frames), sampling.height / vae.spatial_factor(), sampling.width / vae.spatial_factor()];
     let tokens: usize = latents[1..].iter().zip(model.transformer.patch_size).map(|(size, patch)| size / patch).product();
     let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
-    let mean = |of: &dyn Fn(&[StepPlan]) -> usize| {
-        let counts = (0..TYPICAL_ITERATIONS).map(|iteration| of(&plans(settings, &layout, iteration)));
-        counts.sum::<usize>() as f64 / TYPICAL_ITERATIONS as f64
-    };
+    let batch = |iteration| Ok(Batch::plan(settings, layout.num_prompts(), iteration)?.work(settings.rollout.retain_step));
+    let work: sharing::Work = (0..TYPICAL_ITERATIONS).map(batch).collect::<Result<Vec<_>>>()?.into_iter().sum();
+    let mean = |count: usize| count as f64 / TYPICAL_ITERATIONS as f64;
     let (eval, iterations) = (&settings.eval, settings.train.iterations);
     let during = if eval.every == 0 { 0 } else { (iterations - 1) / eval.every };
     Ok(Work {
@@ -203,8 +206,9 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
         text,
         branches: if sampling.guidance_scale == 1.0 { 1 } else { 2 },
         samples: layout.num_samples() as u64,
-        velocities: mean(&|plans| velocities(settings, &layout, plans)),
-        transitions: mean(&|plans| plans.iter().map(|plan| plan.trained.len()).sum()),
+        velocities: mean(work.sampled),
+        replayed: mean(work.replayed),
+        retained: mean(work.retained),
         iterations: iterations as u64,
         updates: (iterations * settings.train.updates_per_iteration) as u64,
         eval_videos: (eval.num_prompts * eval.samples_per_prompt) as u64,
@@ -214,33 +218,6 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
 
 /// Iterations whose plans are counted.
 const TYPICAL_ITERATIONS: u64 = 16;
-
-fn plans(settings: &Settings, layout: &GroupLayout, iteration: u64) -> Vec<StepPlan> {
-    let (recipe, steps) = (settings.recipe(), settings.sampling.num_inference_steps);
-    let plan = |i| recipe.plan(settings.seed, iteration, layout.prompt(i) as u64, layout.rollout(i) as u64, steps);
-    (0..layout.num_samples()).map(plan).collect()
-}
-
-/// Velocities of the rollouts: those of a group and a micro-batch are one until the first of them draws noise (`rollout::Start`).
-fn velocities(settings: &Settings, layout: &GroupLayout, plans: &[StepPlan]) -> usize {
-    let steps = settings.sampling.num_inference_steps;
-    if !settings.shares_prefix() {
-        return steps * plans.len();
-    }
-    let of_chunk = |chunk: &Range<usize>| {
-        let mut count = 0;
-        let mut start = chunk.start;
-        while start < chunk.end {
-            let end = layout.samples(layout.prompt(start)).end.min(chunk.end);
-            let shared = plans[start..end].iter().map(|plan| plan.prefix_len().saturating_add(1).min(steps)).min().unwrap_or(0);
-            count += shared + (end - start) * (steps - shared);
-            start = end;
-        }
-        count
-    };
-    let cut = crate::iteration::cut(plans.len(), settings.train.updates_per_iteration, settings.rollout.micro_batch);
-    cut.iter().flatten().map(of_chunk).sum()
-}
 
 impl Flops {
     fn new(settings: &Settings, model: &ModelSizes, work: &Work, full: bool) -> Self {
@@ -255,7 +232,8 @@ impl Flops {
         let branches = work.branches as f64;
         let rollout_phase = work.velocities * branches * forward.total();
         let decode_phase = work.samples as f64 * decode;
-        let update_phase = work.transitions * branches * (update + reference);
+        // what sampling kept has been through the network once already
+        let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
         let steps = settings.eval.num_inference_steps as f64;
         let evaluation = work.eval_videos as f64 * (steps * branches * forward.total() + decode);
         let iterations = work.iterations as f64 * (rollout_phase + decode_phase + update_phase);
@@ -307,7 +285,8 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
     }
     if settings.rollout.micro_batch > 1 {
         let peak = peak_with(&smallest)?;
-        advice.push(format!("that and `rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
     let fits = |frames: usize| -> Result<bool> {
         let peak = peak_with(&|s| {
@@ -327,7 +306,8 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
             gib(resident)
         ));
     } else if frames < settings.sampling.num_frames {
-        advice.push(format!("that and `sampling.num_frames = {frames}`, the most that fits at this height and width"));
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));
     }
     Ok(advice)
 }
@@ -337,7 +317,8 @@ fn smallest(settings: &mut Settings) {
     settings.rollout.micro_batch = 1;
 }
 
-/// Bytes as text.
+/// Bytes as text, in GiB, or in MiB below 1 GiB.
 pub fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
+    let (size, unit) = if bytes < 1 << 30 { (1_u64 << 20, "MiB") } else { (1 << 30, "GiB") };
+    format!("{:.1} {unit}", bytes as f64 / size as f64)
 }

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use grpo::{InitialNoise, Recipe, Schedule, StepSharing};
+use grpo::{InitialNoise, PolicyLoss, Recipe, Schedule};
 use serde::{Deserialize, Serialize};
 
 mod changes;
@@ -63,6 +63,12 @@ pub struct Settings {
     pub eval: EvalSettings,
     /// What is rewarded; the rewards are added with their weights.
     pub reward: Vec<RewardSettings>,
+    /// What the evaluation counts instead; never trained on. Without any, it counts what is trained on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_reward: Vec<RewardSettings>,
+    /// How rewards become advantages.
+    #[serde(default)]
+    pub scoring: ScoringSettings,
     /// When the state is saved.
     #[serde(default)]
     pub checkpoint: CheckpointSettings,
@@ -112,8 +118,17 @@ impl Settings {
 
     /// Whether the rollouts of a prompt have a prefix in common, which is computed once.
     pub fn shares_prefix(&self) -> bool {
-        let same_noise = self.method.initial_noise == InitialNoise::SharedInGroup;
-        self.rollout.shared_prefix && same_noise && self.method.sharing != StepSharing::PerRollout
+        self.rollout.shared_prefix && self.method.initial_noise == InitialNoise::SharedInGroup
+    }
+
+    /// The loss of the method.
+    ///
+    /// # Errors
+    /// None after [`Settings::load`]; values set by hand may not make a loss.
+    pub fn loss(&self) -> Result<PolicyLoss, grpo::Error> {
+        let (train, method) = (&self.train, &self.method);
+        let loss = PolicyLoss { ratio: method.ratio, clip_range: train.clip_range, kl_mask: method.kl_mask, kl_beta: train.kl_beta };
+        loss.validate().map(|()| loss)
     }
 
     /// The method as a value.
@@ -128,6 +143,7 @@ impl Settings {
             initial_noise: method.initial_noise,
             advantage: method.advantage,
             ratio: method.ratio,
+            kl_mask: method.kl_mask,
         }
     }
 }

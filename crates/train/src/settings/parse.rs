@@ -206,6 +206,8 @@ struct PositionProbe {
     train: Option<super::TrainSettings>,
     eval: Option<super::EvalSettings>,
     reward: Option<Vec<super::RewardSettings>>,
+    eval_reward: Option<Vec<super::RewardSettings>>,
+    scoring: Option<super::ScoringSettings>,
     checkpoint: Option<super::CheckpointSettings>,
     debug: Option<super::DebugSettings>,
 }
@@ -223,4 +225,5 @@ struct MethodProbe {
     initial_noise: Option<grpo::InitialNoise>,
     advantage: Option<grpo::AdvantageScale>,
     ratio: Option<grpo::RatioKind>,
+    kl_mask: Option<f64>,
 }

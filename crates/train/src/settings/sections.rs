@@ -6,6 +6,7 @@ use grpo::{AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, Sigm
 use serde::{Deserialize, Serialize};
 
 pub use crate::optimizer::AdamWConfig as OptimizerSettings;
+pub use reward::RewardEntry as RewardSettings;
 pub use wan::lora::LoraInit;
 pub use wan::solver::SolverKind as Solver;
 
@@ -84,6 +85,9 @@ pub struct MethodSettings {
     pub advantage: AdvantageScale,
     /// Form of the probability ratio.
     pub ratio: RatioKind,
+    /// Largest KL per element that a step may move, instead of `train.clip_range`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_mask: Option<f64>,
 }
 
 /// `[rollout]`
@@ -97,11 +101,19 @@ pub struct RolloutSettings {
     /// Samples that run through the network at once.
     #[serde(default = "default::micro_batch")]
     pub micro_batch: usize,
-    /// Compute what the rollouts of a prompt have in common once: everything up to their stochastic step, if they start from the same
-    /// noise and share that step; else there is nothing to share. The results are the same, bit for bit, where a sample's velocity does
-    /// not depend on the rest of the batch (CPU, f32).
+    /// Compute what the rollouts of a prompt have in common once, if they start from the same noise: everything up to their stochastic
+    /// step, in sampling and in the update; else there is nothing to share. Rollouts are the same, bit for bit, where a sample's velocity
+    /// does not depend on the rest of the batch (CPU, f32); gradients up to the order of their sums.
     #[serde(default = "default::shared_prefix")]
     pub shared_prefix: bool,
+    /// After its last stochastic step a rollout takes this many steps of UniPC instead of all that are left; leave it out for all.
+    /// Saves forwards, and changes the videos a little: rewards are those of another solver than the evaluation's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed_suffix: Option<usize>,
+    /// Keep the computation of the trained steps for the first update, which then needs no forward: the same gradients, bit for bit
+    /// (CPU, f32), for the memory of all graphs of an update at once.
+    #[serde(default)]
+    pub retain_step: bool,
 }
 
 /// `[policy]`
@@ -179,24 +191,32 @@ pub struct EvalSettings {
     pub videos: usize,
 }
 
-/// One `[[reward]]`
+/// `[scoring]`: how rewards become advantages, and what is kept of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RewardSettings {
-    /// Which reward.
-    #[serde(rename = "type")]
-    pub kind: RewardKind,
-    /// Its share of the sum; negative penalises.
-    #[serde(default = "default::one")]
-    pub weight: f64,
+#[serde(deny_unknown_fields, default)]
+pub struct ScoringSettings {
+    /// How several rewards become one.
+    pub combination: Combination,
+    /// Folder for the values of rewards from servers and programs, so that a clip is scored once, over resumed and compared runs; empty is
+    /// none.
+    pub cache: PathBuf,
 }
 
-/// The rewards a recipe can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How several rewards become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum RewardKind {
-    /// The verifier of the moving-shapes world.
-    Shapes,
+pub enum Combination {
+    /// Their weighted sum as it is.
+    #[default]
+    WeightedSum,
+    /// Each is normalised within its group, then weighted and added (GDPO): a weight then says what it seems to say, whatever the units.
+    GroupNormalised,
+}
+
+impl Default for ScoringSettings {
+    fn default() -> Self {
+        ScoringSettings { combination: Combination::default(), cache: "runs/reward-cache".into() }
+    }
 }
 
 /// `[checkpoint]`

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use grpo::{ClippedLoss, GroupLayout, LossWeights, Schedule};
+use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
 
 use super::prompts::{check_prompt, read_prompt_file};
 use super::{PolicySettings, PromptSource, Settings, SettingsError};
@@ -53,7 +53,16 @@ impl Settings {
     fn validate_rollout(&self) -> Checked {
         let rollout = &self.rollout;
         GroupLayout::new(rollout.prompts_per_iteration, rollout.group_size).map_err(|error| from_grpo("rollout", &error))?;
-        at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")
+        at_least_one("rollout.micro_batch", rollout.micro_batch, "1 needs the least memory")?;
+        let hint = "one of them keeps the graph of a step, the other gives it up to save memory; switch one off";
+        let both = rollout.retain_step && self.train.activation_checkpointing;
+        require(!both, "rollout.retain_step", true, "false with `train.activation_checkpointing`", hint)?;
+        let Some(steps) = rollout.compressed_suffix else { return Ok(()) };
+        let field = "rollout.compressed_suffix";
+        at_least_one(field, steps, "leave it out to take every step of the schedule")?;
+        let all_random = matches!(self.method.stochastic, StochasticSteps::All);
+        let hint = "every step but the last draws noise, so there is no deterministic end to shorten; leave the key out";
+        require(!all_random, field, steps, "nothing with `method.stochastic = { type = \"all\" }`", hint)
     }
 
     fn validate_policy(&self) -> Checked {
@@ -85,7 +94,7 @@ impl Settings {
         let train = &self.train;
         at_least_one("train.iterations", train.iterations, "one iteration is one rollout phase")?;
         at_least_one("train.updates_per_iteration", train.updates_per_iteration, "2 is the published value")?;
-        ClippedLoss::new(train.clip_range, train.kl_beta).map_err(|error| from_grpo("train", &error))?;
+        self.loss().map_err(|error| from_grpo("train", &error))?;
         positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
         require((0.0..1.0).contains(&decay), "train.ema_decay", decay, "a number from 0 to below 1", "0 switches it off")?;
@@ -107,9 +116,8 @@ impl Settings {
     fn validate_reward(&self) -> Checked {
         let hint = "add `[[reward]]` with `type = \"shapes\"`";
         require(!self.reward.is_empty(), "reward", "[]", "at least one reward", hint)?;
-        for reward in &self.reward {
-            let fits = reward.weight.is_finite() && reward.weight != 0.0;
-            require(fits, "reward.weight", reward.weight, "a number other than 0", "delete a reward that should not count")?;
+        for (section, rewards) in [("reward", &self.reward), ("eval_reward", &self.eval_reward)] {
+            rewards.iter().try_for_each(|reward| reward.validate().map_err(|error| from_reward(section, error)))?;
         }
         Ok(())
     }
@@ -174,6 +182,16 @@ fn positive(field: &str, got: f64, hint: &str) -> Checked {
 
 fn not_negative(field: &str, got: f64, hint: &str) -> Checked {
     require(got.is_finite() && got >= 0.0, field, got, "0 or a positive number", hint)
+}
+
+/// An error of the rewards' library, whose fields are named within a section.
+fn from_reward(section: &str, error: reward::SetupError) -> SettingsError {
+    if error.field.is_empty() {
+        return SettingsError::new("", section, format!("`{section}`: {}", error.message), error.hint);
+    }
+    let field = format!("{section}.{}", error.field);
+    let message = error.message.replacen(&format!("`{}`", error.field), &format!("`{field}`"), 1);
+    SettingsError::new("", field, message, error.hint)
 }
 
 /// An error of the method's library, whose fields are named within a section.

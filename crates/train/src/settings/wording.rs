@@ -33,8 +33,10 @@ fn unknown_key(field: &str, message: &str) -> Described {
 
 fn unknown_choice(field: &str, message: &str) -> Described {
     let (unknown, known) = unknown_name(message, "unknown variant ").or_else(|| unknown_name(message, "unknown method "))?;
+    // the reader of rewards does not say which key it was at, but only one has choices
+    let field = if ["reward", "eval_reward"].contains(&field) { format!("{field}.type") } else { field.to_owned() };
     let message = format!("`{field}` is `{unknown}`, which is no known choice");
-    Some((field.to_owned(), message, hint_for_choice(unknown, &known)))
+    Some((field, message, hint_for_choice(unknown, &known)))
 }
 
 fn missing_key(field: &str, message: &str) -> Described {

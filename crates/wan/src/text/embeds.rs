@@ -53,12 +53,20 @@ impl PromptEmbeds {
     /// # Panics
     /// If an index is not below the batch size, or there is none.
     pub fn select(&self, indices: &[usize]) -> Self {
+        let kept = self.select_uncut(indices);
+        Self { embeds: cut(kept.embeds, &kept.lengths), ..kept }
+    }
+
+    /// The same with all `L` rows, so that what is computed of a prompt does not depend, to the last bit, on which others there are.
+    ///
+    /// # Panics
+    /// As [`select`](Self::select).
+    pub fn select_uncut(&self, indices: &[usize]) -> Self {
         assert!(!indices.is_empty(), "an empty selection is not a batch");
-        let lengths: Vec<usize> = indices.iter().map(|&i| self.lengths[i]).collect();
         let rows: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.embeds.device());
-        let embeds = cut(self.embeds.clone().select(0, rows), &lengths);
-        Self { embeds, lengths, padded_length: self.padded_length }
+        let lengths = indices.iter().map(|&i| self.lengths[i]).collect();
+        Self { embeds: self.embeds.clone().select(0, rows), lengths, padded_length: self.padded_length }
     }
 
     /// The prompts of `first`, then those of `second`.

@@ -1,0 +1,80 @@
+//! `flash-grpo reward check`: whether the rewards of a recipe are fit to train on.
+
+use super::train::RecipeArgs;
+use crate::progress;
+use anyhow::Result;
+use burn::tensor::Device;
+use clap::{Args, Subcommand};
+use reward::Sample;
+use reward::check::{Bad, CheckOptions, RewardCheck, Spoiled, check, spoil};
+use std::path::PathBuf;
+use train::evaluate::sample_clips;
+use train::trainer::Trainer;
+use video::Frames;
+
+/// Arguments of `reward`.
+#[derive(Debug, Args)]
+pub struct RewardArgs {
+    #[command(subcommand)]
+    command: RewardCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RewardCommand {
+    /// Contact every reward of a recipe, score the model's own videos and spoiled ones, and tell speed, repeatability, spread and ranking.
+    Check(CheckArgs),
+}
+
+/// Arguments of `reward check`.
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Held-out prompts.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    prompts: u16,
+    /// Videos of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..))]
+    samples_per_prompt: u16,
+    /// An adapter: its videos are better known to be good than those of the base.
+    #[arg(long, value_name = "PATH")]
+    lora: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad input; a reward that cannot be used.
+pub fn run_command(args: &RewardArgs) -> Result<()> {
+    let RewardCommand::Check(args) = &args.command;
+    let mut settings = args.recipe.load()?;
+    settings.scoring.cache = PathBuf::new(); // what is known already says nothing about the reward
+    let device = Device::flex();
+    let trainer = Trainer::new(settings, &device)?;
+    if let Some(path) = &args.lora {
+        wan::lora::Lora::detach(&trainer.policy.transformer.linears);
+        wan::lora::load(path, &trainer.policy.transformer.linears)?.attach(&trainer.policy.transformer.linears, &device)?;
+    }
+    let bar = progress::bar("videos".to_owned(), usize::from(args.prompts) * usize::from(args.samples_per_prompt));
+    let clips = sample_clips(&trainer, args.prompts.into(), args.samples_per_prompt.into(), |done| bar.set_position(done))?;
+    bar.finish_and_clear();
+    let checks = check_all(&trainer, &clips);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&checks)?);
+    } else {
+        checks.iter().for_each(|check| println!("{check}"));
+    }
+    Ok(())
+}
+
+/// Every reward of training and of evaluation.
+fn check_all(trainer: &Trainer, clips: &[(String, Frames)]) -> Vec<RewardCheck> {
+    let good: Vec<Sample<'_>> = clips.iter().map(|(prompt, frames)| Sample::new(prompt, frames)).collect();
+    let spoiled = spoil(&good);
+    let bad: Vec<Bad<'_>> = spoiled.iter().map(Spoiled::bad).collect();
+    let rewards = trainer.reward.rewards().chain(trainer.eval_reward.iter().flat_map(reward::Weighted::rewards));
+    rewards.map(|(name, reward)| RewardCheck { name: name.to_owned(), ..check(reward, &good, &bad, &CheckOptions::default()) }).collect()
+}

@@ -1,0 +1,160 @@
+//! Training with rewards that live elsewhere, each against a real counterpart: a server, a program, a judge, a pickle server.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
+}
+
+fn python() -> String {
+    std::env::var("FLASH_GRPO_PYTHON").unwrap_or_else(|_| "python3".to_owned())
+}
+
+/// A Python process that says `listening on URL`, and ends with the value.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(arguments: &[&str], folder: &Path) -> Self {
+        let mut command = std::process::Command::new(python());
+        let mut child = command.args(arguments).current_dir(folder).stdout(Stdio::piped()).spawn().expect("python3 is on the path");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("`{line}` is no address")).to_owned();
+        Self { child, url }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two groups of four rollouts of four steps, two iterations.
+const SMALL: &str = r#"
+seed = 1
+[model]
+path = "models/moving-shapes"
+[prompts]
+train = "shapes:train"
+eval = "shapes:held-out"
+[sampling]
+height = 64
+width = 64
+num_frames = 5
+num_inference_steps = 4
+[method]
+name = "flash-grpo"
+stochastic = { type = "random", count = 1, pool = 2 }
+initial_noise = "shared-in-group"
+[rollout]
+prompts_per_iteration = 2
+group_size = 4
+micro_batch = 4
+[policy]
+type = "lora"
+rank = 4
+alpha = 8.0
+target_modules = ["to_q", "to_v"]
+[optimizer]
+learning_rate = 1e-3
+[train]
+iterations = 2
+ema_decay = 0.0
+[eval]
+num_prompts = 2
+num_inference_steps = 4
+videos = 1
+"#;
+
+/// Runs the recipe with `rewards` from the repository's folder; the adapter and the lines of metrics.jsonl.
+fn train(folder: &Path, name: &str, rewards: &str) -> (Vec<u8>, Vec<Value>) {
+    let recipe = folder.join(format!("{name}.toml"));
+    let cache = format!("[scoring]\ncache = {:?}\n", folder.join("cache").display().to_string());
+    std::fs::write(&recipe, format!("{SMALL}{cache}{rewards}")).expect("write");
+    let run = folder.join(name);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    let output = command.current_dir(root()).arg("train").arg(&recipe).arg("--output-dir").arg(&run).output().expect("runs");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    let adapter = std::fs::read(run.join("adapter/adapter_model.safetensors")).expect("the adapter");
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    (adapter, metrics.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect())
+}
+
+/// Mean byte of all frames: what the reference server is given to compute, and the programs below compute too.
+const MEAN: &str = r#"
+def mean(sample):
+    values = b"".join(frame.rgb for frame in sample.frames)
+    return {"value": sum(values) / len(values) / 255, "components": {"frames": len(sample.frames)}}
+"#;
+
+const PROGRAM: &str = r#"
+import base64, json, sys
+
+for line in sys.stdin:
+    scores = []
+    for sample in json.loads(line)["samples"]:
+        values = b"".join(map(base64.b64decode, sample["frames"]["data"]))
+        scores.append({"id": sample["id"], "value": sum(values) / len(values) / 255})
+    print(json.dumps({"scores": scores}), flush=True)
+"#;
+
+/// Servers and programs that compute the same number train the same adapter, bit for bit; what they have scored once is kept.
+#[test]
+fn rewards_from_elsewhere_train() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("mine.py"), MEAN).expect("write");
+    std::fs::write(folder.path().join("program.py"), PROGRAM).expect("write");
+    let (tool, program) = (root().join("tools/reward_server.py"), folder.path().join("program.py"));
+    let stub = |name: &str| root().join("crates/reward/tests/stubs").join(name).display().to_string();
+    let server = Server::start(&[&tool.display().to_string(), "--function", "mine:mean", "--port", "0"], folder.path());
+    let http = format!("[[reward]]\ntype = \"http\"\nurl = {:?}\nencoding = \"raw\"\nname = \"bright\"\n", server.url);
+    let (by_server, metrics) = train(folder.path(), "http", &http);
+    let parts = metrics[1]["reward_components"].as_object().expect("components");
+    assert_eq!(parts.keys().collect::<Vec<_>>(), ["bright", "bright.frames"]);
+    assert!(metrics.iter().all(|line| line["skipped_samples"] == 0 && line["reward_group_std"].as_f64().is_some_and(|std| std > 0.0)));
+
+    let command = format!("[[reward]]\ntype = \"command\"\ncommand = [{:?}, {:?}]\nencoding = \"raw\"\n", python(), program);
+    assert_eq!(train(folder.path(), "command", &command).0, by_server);
+
+    let pickles = Server::start(&[&stub("pickle_server.py"), "floats"], folder.path());
+    let pickle = format!("[[reward]]\ntype = \"flow-grpo\"\nurl = {:?}\nencoding = \"png\"\n", pickles.url);
+    let (by_pickle, metrics) = train(folder.path(), "pickle", &pickle);
+    assert!(metrics.iter().all(|line| line["skipped_samples"] == 0));
+    assert!(!by_pickle.is_empty());
+
+    let judge = Server::start(&[&stub("chat_server.py")], folder.path());
+    let chat = format!(
+        "[[reward]]\ntype = \"chat\"\nurl = \"{}/v1\"\nmodel = \"judge-vl\"\nprompt = \"How bright is {{prompt}}?\"\nencoding = \"png\"\nframes = {{ count = 2 }}\nscore = {{ json = \"score\" }}\n\
+         [[reward]]\ntype = \"temporal-flicker\"\nweight = -0.5\n[[eval_reward]]\ntype = \"shapes\"\n",
+        judge.url
+    );
+    let (by_judge, metrics) = train(folder.path(), "chat", &chat);
+    assert!(metrics.iter().all(|line| line["skipped_samples"] == 0 && line["reward_components"]["temporal-flicker"].is_number()));
+    assert_ne!(by_judge, by_server);
+    let kept = std::fs::read_dir(folder.path().join("cache")).expect("values are kept").count();
+    assert!(kept > 0);
+
+    drop(server);
+    let quick = http.replace("name = \"bright\"", "name = \"bright\"\nconnection = { budget_s = 1.0, connect_timeout_s = 0.5 }");
+    let message = refused(folder.path(), "gone", &quick);
+    assert!(message.contains("reward `bright`") && message.contains("hint: "), "{message}");
+}
+
+/// What the command says of a recipe that it refuses before anything is trained.
+fn refused(folder: &Path, name: &str, rewards: &str) -> String {
+    let recipe = folder.join(format!("{name}.toml"));
+    std::fs::write(&recipe, format!("{SMALL}{rewards}")).expect("write");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    let output = command.current_dir(root()).arg("train").arg(&recipe).arg("--output-dir").arg(folder.join(name)).output().expect("runs");
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}

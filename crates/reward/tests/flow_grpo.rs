@@ -1,0 +1,86 @@
+//! The `flow-grpo` kind against a Python server that speaks real pickle.
+
+#![allow(clippy::print_stderr, reason = "measurements, and what was skipped")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{Server, clips, mean_byte, python, quick, test_file};
+use reward::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
+use reward::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored};
+use serde_json::json;
+
+fn score(kind: &str, change: impl FnOnce(&mut FlowGrpoSettings)) -> Vec<Scored> {
+    let server = Server::start(Command::new(python()).args([&test_file("stubs/pickle_server.py"), kind]));
+    let mut settings =
+        FlowGrpoSettings { encoding: Encoding::Png, batch_size: 2, connection: quick(), ..FlowGrpoSettings::new(&server.url) };
+    change(&mut settings);
+    let (reward, clips, metadata) =
+        (FlowGrpoReward::new(settings).expect("settings"), clips(5), json!({"text": "é", "n": 3, "x": [1.5, null, true]}));
+    let batch: Vec<Sample<'_>> =
+        clips.iter().map(|(prompt, frames)| Sample { metadata: Some(&metadata), ..Sample::new(prompt, frames) }).collect();
+    reward.score(&batch)
+}
+
+fn assert_means(scores: &[Scored], tolerance: f64) {
+    for ((_, frames), score) in clips(scores.len()).iter().zip(scores) {
+        let value = score.as_ref().expect("a score").value;
+        assert!((value - mean_byte(frames)).abs() < tolerance, "{value}");
+    }
+}
+
+fn has_numpy() -> bool {
+    let found = Command::new(python()).args(["-c", "import numpy"]).output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: `{}` has no numpy; the fixtures cover its pickles", python());
+    }
+    found
+}
+
+#[test]
+fn floats_come_back_by_frame_and_are_aggregated() {
+    assert_means(&score("floats", |_| {}), 1e-12);
+    let first = score("floats", |settings| settings.frames = FrameSelection::First);
+    let best = score("floats", |settings| settings.aggregate = Aggregation::Max);
+    assert!(first.iter().zip(&best).all(|(first, best)| first.as_ref().expect("score").value <= best.as_ref().expect("score").value));
+}
+
+#[test]
+fn numpy_scores_come_back() {
+    if !has_numpy() {
+        return;
+    }
+    assert_means(&score("float32", |_| {}), 1e-6);
+    assert_means(&score("zero-dim", |_| {}), 1e-12);
+    assert_means(&score("array", |settings| settings.scores_key = "outputs".into()), 1e-12);
+    let error = score("array", |_| {}).remove(0).expect_err("another key").to_string();
+    assert!(error.contains("no list of numbers as `scores`, only [\"outputs\"]; `scores_key` names another"), "{error}");
+}
+
+#[test]
+fn a_number_that_is_none_costs_its_sample_only() {
+    let scores = score("nan", |_| {});
+    assert!(scores[0].as_ref().is_err_and(|error| error.reason.contains("not finite numbers")), "{scores:?}");
+    assert!(scores[1].is_ok() && scores[3].is_ok());
+}
+
+#[test]
+fn too_few_scores_are_an_error() {
+    let error = score("short", |_| {}).remove(0).expect_err("short").to_string();
+    assert!(error.contains("the answer has 9 scores for 10 images"), "{error}");
+}
+
+#[test]
+fn a_hostile_answer_executes_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("evil");
+    let mut command = Command::new(python());
+    let server = Server::start(command.args([&test_file("stubs/pickle_server.py"), "evil"]).env("EVIL_FILE", &file));
+    let settings = FlowGrpoSettings { encoding: Encoding::Png, connection: quick(), ..FlowGrpoSettings::new(&server.url) };
+    let clips = clips(1);
+    let error =
+        FlowGrpoReward::new(settings).expect("settings").score(&[Sample::new(&clips[0].0, &clips[0].1)]).remove(0).expect_err("refused");
+    assert!(error.reason.starts_with("the pickle is refused: it names `posix.system`, which is not data"), "{error}");
+    assert!(!file.exists());
+}

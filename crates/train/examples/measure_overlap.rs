@@ -1,0 +1,57 @@
+//! How much of a slow reward is hidden behind the sampling of the next rollouts.
+//!
+//! ```text
+//! cargo run --release -p train --example measure_overlap
+//! ```
+//!
+//! A reward that sleeps as long, in all, as the rollouts of an iteration take to sample and decode. One after the other, that would double
+//! the time.
+
+#![allow(clippy::print_stdout)]
+
+use burn::tensor::Device;
+use reward::{Reward, Sample, Scored, ShapesReward, Weighted};
+use std::error::Error;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use train::iteration::iteration;
+use train::settings::Settings;
+use train::trainer::Trainer;
+
+/// The shapes verifier after a nap for each sample.
+struct Sleepy(Duration);
+
+impl Reward for Sleepy {
+    fn name(&self) -> &str {
+        "sleepy"
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        std::thread::sleep(self.0 * batch.len() as u32);
+        ShapesReward.score(batch)
+    }
+}
+
+const ITERATIONS: u64 = 5;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
+    let settings = Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), "rollout.micro_batch=8".into()])?;
+    let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
+    let mut trainer = Trainer::new(settings, &Device::flex())?;
+    let mut seconds = |nap: Duration, from: u64| -> Result<f64, train::Error> {
+        trainer.reward = Weighted::new(vec![(1.0, Box::new(Sleepy(nap)))]);
+        iteration(&mut trainer, from, &mut |_| {})?; // warms up
+        let start = Instant::now();
+        for index in 1..=ITERATIONS {
+            iteration(&mut trainer, from + index, &mut |_| {})?;
+        }
+        Ok(start.elapsed().as_secs_f64() / ITERATIONS as f64)
+    };
+    let alone = seconds(Duration::ZERO, 0)?;
+    let nap = Duration::from_secs_f64(alone / samples as f64);
+    let together = seconds(nap, 100)?;
+    println!("an iteration without waiting: {alone:.3} s; the reward alone: {alone:.3} s; together: {together:.3} s");
+    println!("ratio to the longer of the two: {:.3}", together / alone);
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! Rewards while the next rollouts are sampled: a server that takes as long as the sampling costs nothing.
+
+use reward::{Reward, Sample, Scored};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use video::Frames;
+
+/// Micro-batches of clips that may wait for the reward; then sampling waits, so that memory stays bounded.
+const QUEUE: usize = 2;
+
+/// Clips of one micro-batch with their prompts.
+pub struct Job<'a> {
+    /// What was asked for.
+    pub texts: Vec<&'a str>,
+    /// One clip per prompt.
+    pub clips: Vec<Frames>,
+}
+
+/// Where `produce` puts its jobs. They are scored in order.
+pub struct Queue<'a>(SyncSender<Job<'a>>);
+
+impl<'a> Queue<'a> {
+    /// Waits where the reward is behind by [`QUEUE`] jobs.
+    pub fn put(&self, job: Job<'a>) {
+        // the other end outlives `produce`, see `overlapped`
+        let _ = self.0.send(job);
+    }
+}
+
+/// What `produce` returns, and the scores of all jobs that it put, in that order; the jobs are scored on a thread of their own meanwhile.
+pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a>) -> T) -> (T, Vec<Scored>) {
+    std::thread::scope(|scope| {
+        let (sender, jobs) = sync_channel(QUEUE);
+        let scoring = scope.spawn(move || score_all(reward, &jobs));
+        let queue = Queue(sender);
+        let made = produce(&queue);
+        drop(queue); // no more jobs: the thread ends with the last
+        let scores = scoring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (made, scores)
+    })
+}
+
+fn score_all(reward: &dyn Reward, jobs: &Receiver<Job<'_>>) -> Vec<Scored> {
+    jobs.iter().flat_map(|job| score(reward, &job.texts, &job.clips)).collect()
+}
+
+/// One score per clip.
+pub fn score(reward: &dyn Reward, texts: &[&str], clips: &[Frames]) -> Vec<Scored> {
+    let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(|(&prompt, frames)| Sample::new(prompt, frames)).collect();
+    reward.score(&batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reward::RewardBreakdown;
+    use std::time::{Duration, Instant};
+
+    /// A reward that takes its time, and says how bright a clip is.
+    struct Slow(Duration);
+
+    impl Reward for Slow {
+        fn name(&self) -> &str {
+            "slow"
+        }
+
+        fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+            std::thread::sleep(self.0);
+            batch.iter().map(|sample| Ok(RewardBreakdown::from(f64::from(sample.frames.data()[0])))).collect()
+        }
+    }
+
+    fn clip(value: usize) -> Frames {
+        Frames::new(1, 1, 1, vec![value as f32; 3]).expect("frames")
+    }
+
+    /// Scores come in the order of the jobs, and no job waits for the one before it to be scored.
+    #[test]
+    fn scoring_overlaps_with_production() {
+        let (each, jobs) = (Duration::from_millis(30), 8);
+        let start = Instant::now();
+        let (produced, scores) = overlapped(&Slow(each), |queue| {
+            for i in 0..jobs {
+                std::thread::sleep(each);
+                queue.put(Job { texts: vec!["a", "b"], clips: vec![clip(2 * i), clip(2 * i + 1)] });
+            }
+            start.elapsed()
+        });
+        let values: Vec<f64> = scores.into_iter().map(|score| score.expect("scored").value).collect();
+        assert_eq!(values, (0..2 * jobs).map(|i| i as f64).collect::<Vec<_>>());
+        // one after the other would take twice as long; the last job alone is waited for
+        assert!(start.elapsed() < produced + each * 5, "{:?} after {produced:?}", start.elapsed());
+    }
+}
