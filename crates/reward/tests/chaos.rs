@@ -27,8 +27,8 @@ fn chaos(mode: &str) -> Server {
 fn connection() -> ConnectionSettings {
     ConnectionSettings {
         connect_timeout_s: 1.0,
-        request_timeout_s: 1.0,
-        budget_s: 20.0,
+        request_timeout_s: 1.5,
+        budget_s: 30.0,
         first_delay_s: 0.002,
         max_delay_s: 0.2,
         max_response_mib: 1,

@@ -86,13 +86,13 @@ fn a_process_that_hangs_is_killed_with_what_it_started() {
         "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nopen({:?}, 'a').write(f'{{os.getpid()}} {{child.pid}} ')\ntime.sleep(600)",
         pids.display().to_string()
     ));
-    let reward = reward(folder.path(), &hangs, |settings| (settings.timeout_s, settings.restarts) = (0.7, 1));
+    let reward = reward(folder.path(), &hangs, |settings| (settings.timeout_s, settings.restarts) = (4.0, 0));
     let start = Instant::now();
     let error = score(&reward, 1).remove(0).expect_err("it hangs").to_string();
-    assert!(error.contains("no answer within 0.7 s; the process is killed"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(error.contains("no answer within 4.0 s; the process is killed"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     let pids: Vec<String> = std::fs::read_to_string(pids).expect("pids").split_whitespace().map(str::to_owned).collect();
-    assert_eq!(pids.len(), 4, "two lives");
+    assert_eq!(pids.len(), 2, "the process and what it started");
     std::thread::sleep(Duration::from_millis(200));
     let alive = |pid: &String| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
     assert!(!pids.iter().any(alive), "{pids:?}");

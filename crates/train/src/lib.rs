@@ -16,6 +16,7 @@ pub mod iteration;
 pub mod optimizer;
 pub mod plan;
 pub mod policy;
+pub mod pool;
 pub mod pretrain;
 pub mod prompts;
 pub mod recording;

@@ -1,7 +1,9 @@
 //! Rewards while the next rollouts are sampled: a server that takes as long as the sampling costs nothing.
 
+use crate::pool::help_until;
 use reward::{Reward, Sample, Scored};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::cell::Cell;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use video::Frames;
 
 /// Micro-batches of clips that may wait for the reward; then sampling waits, so that memory stays bounded.
@@ -21,8 +23,15 @@ pub struct Queue<'a>(SyncSender<Job<'a>>);
 impl<'a> Queue<'a> {
     /// Waits where the reward is behind by [`QUEUE`] jobs.
     pub fn put(&self, job: Job<'a>) {
-        // the other end outlives `produce`, see `overlapped`
-        let _ = self.0.send(job);
+        let waiting = Cell::new(Some(job));
+        help_until(|| match waiting.take().map(|job| self.0.try_send(job)) {
+            Some(Err(TrySendError::Full(job))) => {
+                waiting.set(Some(job));
+                false
+            }
+            // the other end outlives `produce`, see `overlapped`
+            _ => true,
+        });
     }
 }
 
@@ -34,6 +43,7 @@ pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a>) -
         let queue = Queue(sender);
         let made = produce(&queue);
         drop(queue); // no more jobs: the thread ends with the last
+        help_until(|| scoring.is_finished());
         let scores = scoring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (made, scores)
     })
@@ -71,6 +81,44 @@ mod tests {
 
     fn clip(value: usize) -> Frames {
         Frames::new(1, 1, 1, vec![value as f32; 3]).expect("frames")
+    }
+
+    /// A reward that needs the pool, whose only thread is the one that samples: as in the program on a single core.
+    #[test]
+    fn a_pool_of_one_thread_is_enough() {
+        struct Parallel;
+        impl Reward for Parallel {
+            fn name(&self) -> &str {
+                "parallel"
+            }
+            fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+                let count: usize = rayon::scope(|_| batch.len());
+                batch.iter().map(|_| Ok(RewardBreakdown::from(count as f64))).collect()
+            }
+        }
+        // a thread of its own, for the pool is for good
+        let worker = std::thread::spawn(|| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().expect("a pool");
+            let reward = InPool(pool, Parallel);
+            let (_, scores) = overlapped(&reward, |queue| (0..8).for_each(|i| queue.put(Job { texts: vec!["a"], clips: vec![clip(i)] })));
+            scores.len()
+        });
+        let start = Instant::now();
+        while !worker.is_finished() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(worker.is_finished(), "they wait for each other");
+        assert_eq!(worker.join().expect("no panic"), 8);
+
+        struct InPool<R>(rayon::ThreadPool, R);
+        impl<R: Reward> Reward for InPool<R> {
+            fn name(&self) -> &str {
+                self.1.name()
+            }
+            fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+                self.0.install(|| self.1.score(batch))
+            }
+        }
     }
 
     /// Scores come in the order of the jobs, and no job waits for the one before it to be scored.

@@ -83,7 +83,7 @@ impl Trainer {
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
         let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
-        let (transformer, vae) = WanPipeline::load_without_text(&settings.model.path, device, DType::F32)?;
+        let (transformer, vae) = WanPipeline::load_without_text(&settings.model_folder()?, device, DType::F32)?;
         let mut policy = Policy::new(transformer, &settings.policy, settings.seed, device)?;
         policy.activation_checkpointing = settings.train.activation_checkpointing;
         let optimizer = AdamW::new(settings.optimizer, policy.params());
@@ -179,7 +179,7 @@ pub fn clips(frames: Tensor<5>) -> Result<Vec<Frames>> {
 /// # Errors
 /// A text that the tokenizer refuses; a text encoder that cannot be read; a cache that cannot be written.
 fn encode(settings: &Settings, [train, eval]: [Vec<String>; 2], device: &Device) -> Result<[PromptSet; 3]> {
-    let (path, length) = (&settings.model.path, settings.sampling.max_sequence_length);
+    let (path, length) = (&settings.model_folder()?, settings.sampling.max_sequence_length);
     WanPipeline::check(path)?;
     let lists = [train, eval, vec![settings.prompts.negative.clone()]];
     let encoder = match &settings.model.embedding_cache {

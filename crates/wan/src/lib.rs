@@ -9,6 +9,7 @@ pub mod weights;
 
 pub mod config;
 pub mod guidance;
+pub mod hub;
 pub mod lora;
 pub mod pipeline;
 pub mod random_model;

@@ -9,7 +9,9 @@ use clap::Args;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 use train::compare::{Budget, COST_BASE, Cell, Interval, Row, Table, cells, pilot, table};
+use train::pool::help_until;
 use train::run::{Begin, run};
 use train::settings::Settings;
 use train::stop::Stop;
@@ -118,8 +120,12 @@ fn make_all(cells: &[Cell], jobs: usize, stop: &Stop) -> Result<()> {
         Ok(())
     };
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs.clamp(1, cells.len().max(1))).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| bail!("a run panicked; its message is above"))).collect()
+        let others: Vec<_> = (1..jobs.min(cells.len())).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        help_until(|| others.iter().all(|worker| worker.is_finished()));
+        let join =
+            |worker: ScopedJoinHandle<'_, Result<()>>| worker.join().unwrap_or_else(|_| bail!("a run panicked; its message is above"));
+        std::iter::once(own).chain(others.into_iter().map(join)).collect()
     });
     results.into_iter().collect()
 }

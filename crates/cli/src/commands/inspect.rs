@@ -55,7 +55,7 @@ pub fn run_command(args: &InspectArgs) -> Result<()> {
 
 /// Counted from the model's config.json, or from the known sizes of a released model that is not there.
 fn trained(settings: &Settings) -> Trained {
-    let path = settings.model.path.join("transformer/config.json");
+    let path = settings.model_folder().unwrap_or_else(|_| settings.model.path.clone()).join("transformer/config.json");
     let folder = settings.model.path.file_name().unwrap_or_default().to_string_lossy();
     let Some(config) = TransformerConfig::load(&path).ok().or_else(|| TransformerConfig::released(&folder)) else {
         let description = format!("unknown sizes, `{}` is not there", path.display());

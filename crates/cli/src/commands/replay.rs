@@ -43,7 +43,7 @@ pub fn run_command(args: &ReplayArgs) -> Result<()> {
     ensure!(args.micro_batch > 0, "--micro-batch is `0`: at least one sample has to run\nhint: 16 suits small models, 1 large ones");
     let device = Device::flex();
     let recording = Recording::load(&args.rollouts, args.micro_batch, &device)?;
-    let transformer = WanTransformer::load(&args.model.join("transformer"), &device, DType::F32)?;
+    let transformer = WanTransformer::load(&wan::hub::resolve(&args.model)?.join("transformer"), &device, DType::F32)?;
     recording.check_fits(&transformer.config)?;
     let lora = match &args.lora {
         Some(path) => Some(wan::lora::load(path, &transformer.linears)?.attach(&transformer.linears, &device)?),

@@ -178,7 +178,7 @@ fn read_latents(path: &Path) -> Result<Tensor<5>> {
 fn load(args: &SampleArgs) -> Result<WanPipeline> {
     let device = Device::flex();
     let spinner = progress::spinner("loading");
-    let pipeline = WanPipeline::load(&args.model, &device, DType::F32)?;
+    let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, DType::F32)?;
     if let Some(path) = &args.lora {
         let sites = &pipeline.transformer.linears;
         wan::lora::load(path, sites)?.attach(sites, &device)?;

@@ -25,7 +25,7 @@ impl ModelSizes {
     /// # Errors
     /// A folder that is not there and has no known name; a config that cannot be used.
     pub fn of(settings: &Settings) -> Result<Self> {
-        let dir = &settings.model.path;
+        let dir = &settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
         if dir.join("transformer/config.json").exists() {
             return Ok(Self {
                 transformer: TransformerConfig::load(&dir.join("transformer/config.json"))?,
@@ -90,7 +90,7 @@ impl TextLength {
     }
 
     fn count(settings: &Settings) -> Option<Self> {
-        let tokenizer = PromptTokenizer::load(&settings.model.path.join("tokenizer")).ok()?;
+        let tokenizer = PromptTokenizer::load(&settings.model_folder().ok()?.join("tokenizer")).ok()?;
         let mut texts = crate::prompts::texts(&settings.prompts.train, "prompts.train").ok()?;
         texts.extend(crate::prompts::texts(&settings.prompts.eval, "prompts.eval").ok()?.into_iter().take(settings.eval.num_prompts));
         texts.push(settings.prompts.negative.clone());

@@ -100,6 +100,14 @@ impl Settings {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written as TOML: {error}\n"))
     }
 
+    /// The model's folder: `model.path`, or where the cache of the Hugging Face hub keeps the model of that id.
+    ///
+    /// # Errors
+    /// An id that the cache does not hold.
+    pub fn model_folder(&self) -> Result<PathBuf, wan::Error> {
+        wan::hub::resolve(&self.model.path)
+    }
+
     /// The sigmas of the rollouts.
     ///
     /// # Errors

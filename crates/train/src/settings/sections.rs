@@ -16,7 +16,8 @@ use super::PromptSource;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// A folder in the diffusers layout (`model_index.json`, `transformer/`, `vae/`, ...).
+    /// A folder in the diffusers layout (`model_index.json`, `transformer/`, `vae/`, ...), or the id of such a model on the Hugging Face hub
+    /// (`Wan-AI/Wan2.1-T2V-1.3B-Diffusers`) that is in its cache already.
     pub path: PathBuf,
     /// Folder for the embeddings of prompts: what is in it is not encoded again, by no run. The text encoder is then read layer by layer,
     /// and not at all when nothing is missing.

@@ -141,10 +141,13 @@ impl Settings {
 
 fn check_model(path: &Path) -> Checked {
     let name = path.display();
-    let hint = "a folder in the diffusers layout, relative to the current directory; `models/moving-shapes` is in the repository";
+    let hint = "a folder in the diffusers layout, relative to the current directory (`models/moving-shapes` is in the repository), or a hub id that `hf download` has fetched";
     let error = |what: &str| {
         let message = format!("`model.path` is `{name}`, {what}");
         SettingsError::new(name.to_string(), "model.path", message, hint)
+    };
+    let Ok(path) = wan::hub::resolve(path) else {
+        return Err(error("which does not exist, nor does the hub's cache hold a model of that id"));
     };
     if !path.exists() {
         return Err(error("which does not exist"));
