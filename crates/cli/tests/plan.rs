@@ -5,7 +5,7 @@ use std::path::Path;
 
 fn plan(arguments: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut command = Command::cargo_bin("flash-grpo").expect("binary");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
     let output = command.current_dir(root).arg("plan").args(arguments).output().expect("runs");
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

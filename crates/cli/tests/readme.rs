@@ -57,7 +57,7 @@ fn commands_of_the_readme_work() {
         assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
         ran.push(name);
     }
-    for name in ["train", "sample", "eval", "inspect", "replay", "compare", "report", "reward"] {
+    for name in ["train", "sample", "eval", "inspect", "plan", "replay", "compare", "report", "reward"] {
         assert!(ran.iter().any(|ran| ran == name), "the README shows no `{name}`: {ran:?}");
     }
     let run = folder.path().join("runs/moving-shapes");

@@ -72,86 +72,96 @@ fn bytes(text: &str) -> Result<u64, String> {
 }
 
 fn text(plan: &Plan) -> String {
-    let mut lines = vec![];
-    let (parameters, work, flops) = (&plan.parameters, &plan.work, &plan.flops);
-    lines.push("parameters".into());
-    for (name, count) in [
-        ("transformer", parameters.transformer),
-        ("autoencoder", parameters.vae),
-        ("text encoder", parameters.text_encoder),
-        ("trained", parameters.trained),
-    ] {
-        lines.push(format!("  {name:<24}{:>14}", grouped(count)));
-    }
+    let sections = [parameters(plan), work(plan), operations(plan), memory(plan), time_and_price(plan)];
+    let sections: Vec<String> = sections.iter().filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n")).collect();
+    sections.join("\n\n") + "\n"
+}
+
+fn parameters(plan: &Plan) -> Vec<String> {
+    let counts = &plan.parameters;
+    let rows = [
+        ("transformer", counts.transformer),
+        ("autoencoder", counts.vae),
+        ("text encoder", counts.text_encoder),
+        ("trained", counts.trained),
+    ];
+    let row = |(name, count): (&str, u64)| format!("  {name:<24}{:>14}", grouped(count));
+    std::iter::once("parameters".to_owned()).chain(rows.into_iter().map(row)).collect()
+}
+
+fn work(plan: &Plan) -> Vec<String> {
+    let work = &plan.work;
     let [c, f, h, w] = work.latents;
-    lines.push("\nwork of one iteration".into());
-    lines.push(format!("  latents                 {c} x {f} x {h} x {w}, {} tokens", grouped(work.tokens)));
     let source = if work.text.counted { "the longest prompt" } else { "the most that the recipe allows" };
-    lines.push(format!("  text                    {} tokens, {source}", work.text.longest));
-    lines.push(format!("  rollouts                {}, {:.0} velocities of {} branches", work.samples, work.velocities, work.branches));
-    lines.push(format!("  trained transitions     {:.0}", work.replayed + work.retained));
-    lines.push("\noperations".into());
+    vec![
+        "work of an iteration".into(),
+        format!("  latents                 {c} x {f} x {h} x {w}, {} tokens", grouped(work.tokens)),
+        format!("  text                    {} tokens, {source}", work.text.longest),
+        format!("  rollouts                {}, {:.0} velocities of {} branch(es)", work.samples, work.velocities, work.branches),
+        format!("  trained transitions     {:.0}", work.replayed + work.retained),
+    ]
+}
+
+fn operations(plan: &Plan) -> Vec<String> {
+    let (flops, work) = (&plan.flops, &plan.work);
     let forward = &flops.forward;
-    lines.push(format!("  one forward             {}", tera(forward.total())));
     let parts = [
         ("scores", forward.self_scores),
         ("projections", forward.self_projections),
         ("feed-forward", forward.feed_forward),
         ("cross", forward.cross),
     ];
-    let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {}", tera(*value))).collect();
-    lines.push(format!("                          {}", parts.join(", ")));
-    lines.push(format!("  one training step       {} a branch", tera(flops.update)));
-    lines.push(format!("  decoding a sample       {}", tera(flops.decode)));
+    let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {}", operation_count(*value))).collect();
     let iteration = flops.rollout_phase + flops.decode_phase + flops.update_phase;
-    lines.push(format!(
-        "  an iteration            {}: rollout {:.0} %, decode {:.0} %, update {:.0} %",
-        tera(iteration),
-        percent(flops.rollout_phase, iteration),
-        percent(flops.decode_phase, iteration),
-        percent(flops.update_phase, iteration)
-    ));
-    lines.push(format!("  an evaluation           {}, {} videos", tera(flops.evaluation), work.eval_videos));
-    lines.push(format!("  the run                 {}: {} iterations, {} evaluations", tera(flops.run), work.iterations, work.evaluations));
-    lines.push("\npeak memory of one device, in f32".into());
+    let share = |part: f64| 100.0 * part / iteration;
+    let [rollout, decode, update] = [flops.rollout_phase, flops.decode_phase, flops.update_phase].map(share);
+    vec![
+        "operations".into(),
+        format!("  a forward pass          {}: {}", operation_count(forward.total()), parts.join(", ")),
+        format!("  a training step         {} for a branch", operation_count(flops.update)),
+        format!("  decoding a sample       {}", operation_count(flops.decode)),
+        format!(
+            "  an iteration            {}: rollout {rollout:.0} %, decode {decode:.0} %, update {update:.0} %",
+            operation_count(iteration)
+        ),
+        format!("  an evaluation           {}: {} videos", operation_count(flops.evaluation), work.eval_videos),
+        format!(
+            "  the run                 {}: {} iterations, {} evaluations",
+            operation_count(flops.run),
+            work.iterations,
+            work.evaluations
+        ),
+    ]
+}
+
+fn memory(plan: &Plan) -> Vec<String> {
+    let mut lines = vec!["peak memory of a device, in f32".to_owned()];
     for phase in &plan.memory {
-        lines.push(format!("  {:<24}{:>14}", phase.phase, gib(phase.total)));
-        for (name, bytes) in &phase.parts {
-            lines.push(format!("    {name:<32}{:>14}", gib(*bytes)));
-        }
+        lines.push(format!("  {:<36}{:>10}", phase.phase, gib(phase.total)));
+        lines.extend(phase.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));
     }
     if let (Some(memory), Some(fits)) = (plan.machine.memory, plan.fits) {
         let verdict = if fits { "fits" } else { "does not fit" };
-        lines.push(format!("\nthe peak of {} {verdict} into {}", gib(plan.peak()), gib(memory)));
+        lines.push(format!("the peak of {} {verdict} into {}", gib(plan.peak()), gib(memory)));
     }
     lines.extend(plan.advice.iter().map(|advice| format!("hint: {advice}")));
-    if let Some(seconds) = &plan.seconds {
-        let rate = plan.machine.flops.unwrap_or_default();
-        lines.push(format!("\ntime on {} device(s) at {} each, without rewards", plan.machine.devices, tera_per_second(rate)));
-        lines.push(format!(
-            "  an iteration            {}: rollout {}, decode {}, update {}",
-            time(seconds.iteration),
-            time(seconds.rollout),
-            time(seconds.decode),
-            time(seconds.update)
-        ));
-        lines.push(format!("  an evaluation           {}", time(seconds.evaluation)));
-        let price = seconds.price.map(|price| format!(", price {price:.2}")).unwrap_or_default();
-        lines.push(format!("  the run                 {}, {:.1} device hours{price}", time(seconds.run), seconds.device_hours));
-    }
-    lines.join("\n") + "\n"
+    lines
 }
 
-fn percent(part: f64, whole: f64) -> f64 {
-    100.0 * part / whole
+fn time_and_price(plan: &Plan) -> Vec<String> {
+    let (Some(seconds), Some(rate)) = (&plan.seconds, plan.machine.flops) else { return Vec::new() };
+    let [iteration, rollout, decode, update] = [seconds.iteration, seconds.rollout, seconds.decode, seconds.update].map(time);
+    let price = seconds.price.map(|price| format!(", price {price:.2}")).unwrap_or_default();
+    vec![
+        format!("time on {} device(s) of {}/s, without rewards", plan.machine.devices, operation_count(rate)),
+        format!("  an iteration            {iteration}: rollout {rollout}, decode {decode}, update {update}"),
+        format!("  an evaluation           {}", time(seconds.evaluation)),
+        format!("  the run                 {}, {:.1} device hours{price}", time(seconds.run), seconds.device_hours),
+    ]
 }
 
-fn tera(flops: f64) -> String {
+fn operation_count(flops: f64) -> String {
     scaled(flops, [(1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")], "MFLOP", 1e6)
-}
-
-fn tera_per_second(flops: f64) -> String {
-    format!("{}/s", tera(flops))
 }
 
 fn time(seconds: f64) -> String {
@@ -203,7 +213,7 @@ mod tests {
     fn numbers_are_readable() {
         assert_eq!(grouped(1_418_996_800), "1,418,996,800");
         assert_eq!(grouped(7), "7");
-        assert_eq!(tera(283.4e12), "283 TFLOP");
+        assert_eq!(operation_count(283.4e12), "283 TFLOP");
         assert_eq!(time(90.0), "1.50 min");
     }
 }

@@ -285,7 +285,8 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
     }
     if settings.rollout.micro_batch > 1 {
         let peak = peak_with(&smallest)?;
-        advice.push(format!("that and `rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
     let fits = |frames: usize| -> Result<bool> {
         let peak = peak_with(&|s| {
@@ -305,7 +306,8 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
             gib(resident)
         ));
     } else if frames < settings.sampling.num_frames {
-        advice.push(format!("that and `sampling.num_frames = {frames}`, the most that fits at this height and width"));
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));
     }
     Ok(advice)
 }
@@ -315,7 +317,8 @@ fn smallest(settings: &mut Settings) {
     settings.rollout.micro_batch = 1;
 }
 
-/// Bytes as text.
+/// Bytes as text, in GiB, or in MiB below 1 GiB.
 pub fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
+    let (size, unit) = if bytes < 1 << 30 { (1_u64 << 20, "MiB") } else { (1 << 30, "GiB") };
+    format!("{:.1} {unit}", bytes as f64 / size as f64)
 }
