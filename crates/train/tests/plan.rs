@@ -37,7 +37,7 @@ fn forward_passes_have_the_counted_operations() {
     ] {
         let f = ForwardFlops::new(config, tokens, 512);
         let ours = [f.total(), f.self_scores, f.self_projections, f.feed_forward, f.cross].map(|flops| flops / 1e12);
-        for (ours, counted) in ours.into_iter().zip(counted) {
+        for (ours, counted) in ours.into_iter().zip::<[f64; 5]>(counted) {
             // the table has two or three digits
             let unit = if counted >= 5.0 && counted == counted.trunc() { 1.0 } else { 0.1 };
             assert!((ours - counted).abs() <= unit / 2.0 * 1.01, "{tokens} tokens: {ours} against {counted}");

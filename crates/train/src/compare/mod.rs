@@ -5,7 +5,7 @@ use crate::iteration::{Batch, mean};
 use crate::settings::Settings;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 mod table;
 
