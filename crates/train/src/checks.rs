@@ -1,9 +1,11 @@
 //! Self-checks at the start of every run. Each catches a bug that has cost users of other implementations days: training
 //! that runs, and learns nothing.
 
+use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::events::Watch;
-use crate::iteration::{Batch, Clock, mean, std_of};
+use crate::iteration::Clock;
+use crate::stats::{mean, std_of};
 use crate::trainer::Trainer;
 use crate::update::accumulate;
 use burn::tensor::Tensor;

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::events::{Event, Watch};
 use crate::guards::{self, ClipGuards};
-use crate::iteration::mean;
+use crate::stats::mean;
 use crate::trainer::Trainer;
 use burn::tensor::{Tensor, TensorData};
 use grpo::random::index_below;
@@ -197,7 +197,7 @@ mod tests {
     fn the_interval_of_a_mean_is_that_of_a_normal() {
         let values: Vec<f64> =
             Key { seed: 3, iteration: 0, prompt: 0, rollout: 0, purpose: Purpose::Data }.normals(400).into_iter().map(f64::from).collect();
-        let (centre, half) = (mean(values.iter().copied()), 1.96 * crate::iteration::std_of(&values) / 20.0);
+        let (centre, half) = (mean(values.iter().copied()), 1.96 * crate::stats::std_of(&values) / 20.0);
         let [low, high] = bootstrap(&values, 10_000, 1);
         assert!((low - (centre - half)).abs() < 0.01 && (high - (centre + half)).abs() < 0.01, "{low} {high}");
         assert_eq!(bootstrap(&values, 1000, 1), bootstrap(&values, 1000, 1));

@@ -29,7 +29,7 @@ impl ClipGuards {
     pub fn of(clip: &Frames) -> Self {
         let (height, width) = (clip.height(), clip.width());
         let frames: Vec<Vec<f64>> = clip.iter().map(luminance).collect();
-        let mean = |values: &mut dyn Iterator<Item = f64>| crate::iteration::mean(values);
+        let mean = |values: &mut dyn Iterator<Item = f64>| crate::stats::mean(values);
         let pairs = || frames.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]).map(|(a, b)| (a - b).abs()));
         let edges = |frame: &Vec<f64>| {
             let across = (0..height).flat_map(|y| (1..width).map(move |x| (y * width + x, y * width + x - 1)));
@@ -39,7 +39,7 @@ impl ClipGuards {
         };
         Self {
             brightness: mean(&mut frames.iter().flatten().copied()),
-            contrast: mean(&mut frames.iter().map(|frame| crate::iteration::std_of(frame))),
+            contrast: mean(&mut frames.iter().map(|frame| crate::stats::std_of(frame))),
             edge_energy: mean(&mut frames.iter().map(edges)),
             motion: mean(&mut pairs()),
             thumbnail: thumbnail(&frames[frames.len() / 2], width),
@@ -64,7 +64,7 @@ fn thumbnail(frame: &[f64], width: usize) -> Vec<f64> {
 /// Means over clips; `diversity` is the standard deviation between the samples of a prompt (of a thumbnail of the middle frame), averaged
 /// over its pixels and over prompts, and absent with one sample per prompt.
 pub fn summarise(clips: &[(usize, ClipGuards)]) -> BTreeMap<String, f64> {
-    let mean = |of: fn(&ClipGuards) -> f64| crate::iteration::mean(clips.iter().map(|(_, clip)| of(clip)));
+    let mean = |of: fn(&ClipGuards) -> f64| crate::stats::mean(clips.iter().map(|(_, clip)| of(clip)));
     let mut guards = BTreeMap::from([
         ("brightness".to_owned(), mean(|c| c.brightness)),
         ("contrast".to_owned(), mean(|c| c.contrast)),
@@ -77,14 +77,14 @@ pub fn summarise(clips: &[(usize, ClipGuards)]) -> BTreeMap<String, f64> {
     }
     let spreads: Vec<f64> = by_prompt.values().filter(|samples| samples.len() > 1).map(|samples| spread(samples)).collect();
     if !spreads.is_empty() {
-        guards.insert("diversity".to_owned(), crate::iteration::mean(spreads.into_iter()));
+        guards.insert("diversity".to_owned(), crate::stats::mean(spreads.into_iter()));
     }
     guards
 }
 
 fn spread(thumbnails: &[&[f64]]) -> f64 {
-    let pixel = |i: usize| crate::iteration::std_of(&thumbnails.iter().map(|thumbnail| thumbnail[i]).collect::<Vec<_>>());
-    crate::iteration::mean((0..thumbnails[0].len()).map(pixel))
+    let pixel = |i: usize| crate::stats::std_of(&thumbnails.iter().map(|thumbnail| thumbnail[i]).collect::<Vec<_>>());
+    crate::stats::mean((0..thumbnails[0].len()).map(pixel))
 }
 
 /// A sentence for every property that more than doubled or halved.

@@ -1,23 +1,17 @@
 //! One iteration of the method: prompts -> plan -> rollout -> decode -> reward -> advantages -> update.
 
+use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::events::{Event, Watch};
-use crate::prompts;
 use crate::recording;
 use crate::replay::TransitionBatch;
-use crate::rollout::{Rollouts, Start, rollout};
-use crate::scoring::{Job, overlapped};
-use crate::settings::Combination;
-use crate::settings::Settings;
-use crate::sharing::{Shares, Work};
+use crate::rollout::Rollouts;
+use crate::stats::{mean, std_of};
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
-use burn::tensor::{Tensor, TensorData};
-use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
-use reward::{RewardBreakdown, Scored, group_normalised, per_reward};
+use reward::{RewardBreakdown, Scored};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::time::Instant;
 
 /// One line of metrics.jsonl; docs/metrics.md explains each entry.
@@ -85,174 +79,7 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
     Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
 }
 
-/// The samples of an iteration: which prompts, which steps.
-pub struct Batch {
-    index: u64,
-    layout: GroupLayout,
-    num_steps: usize,
-    /// Prompt id of every sample.
-    pub prompt_ids: Vec<usize>,
-    /// Steps of every sample.
-    pub plans: Vec<StepPlan>,
-    /// Samples of every update, cut into micro-batches. Rollout and replay use the same cuts, so that a sample always
-    /// meets the same neighbours.
-    pub updates: Vec<Vec<Range<usize>>>,
-    /// Whether rollouts of a prompt have anything in common.
-    shares_prefix: bool,
-    /// See [`Shares::suffix`].
-    suffix: Option<usize>,
-}
-
 impl Batch {
-    /// Chooses prompts and steps: a function of (seed, iteration).
-    ///
-    /// # Errors
-    /// None for settings that were loaded.
-    pub fn plan(settings: &Settings, num_prompts: usize, index: u64) -> Result<Self> {
-        let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
-        let prompts = prompts::of_iteration(settings.seed, index, layout.num_prompts(), num_prompts);
-        let (recipe, num_steps) = (settings.recipe(), settings.schedule()?.num_steps());
-        let plan = |i: usize| recipe.plan(settings.seed, index, layout.prompt(i) as u64, layout.rollout(i) as u64, num_steps);
-        Ok(Self {
-            index,
-            layout,
-            num_steps,
-            prompt_ids: (0..layout.num_samples()).map(|i| prompts[layout.prompt(i)]).collect(),
-            plans: (0..layout.num_samples()).map(plan).collect(),
-            updates: cut(layout.num_samples(), settings.train.updates_per_iteration, settings.rollout.micro_batch),
-            shares_prefix: settings.shares_prefix(),
-            suffix: settings.rollout.compressed_suffix,
-        })
-    }
-
-    fn chunks(&self) -> impl Iterator<Item = &Range<usize>> {
-        self.updates.iter().flatten()
-    }
-
-    /// Rolls out, decodes and scores, micro-batch by micro-batch; a score per sample. Scoring goes on beside the next rollouts, and
-    /// `clock` counts as \"reward\" the time spent waiting for it.
-    ///
-    /// `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have changed.
-    ///
-    /// # Errors
-    /// A request to stop.
-    pub fn sample(
-        &self,
-        trainer: &Trainer,
-        retain: bool,
-        watch: &mut Watch<'_>,
-        clock: &mut Clock,
-    ) -> Result<(Vec<Rollouts>, Vec<Scored>)> {
-        watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
-        let (rollouts, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<Rollouts>> {
-            let mut done = Vec::new();
-            for chunk in self.chunks() {
-                trainer.stop.check()?;
-                let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
-                clock.lap("rollout");
-                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode(rollouts.latents.clone())? });
-                clock.lap("decode");
-                done.push(rollouts);
-                watch(Event::Progress(chunk.end as u64));
-            }
-            Ok(done)
-        });
-        clock.lap("reward");
-        watch(Event::Done);
-        Ok((rollouts?, scores))
-    }
-
-    /// The prompts of a micro-batch.
-    fn texts<'a>(&self, trainer: &'a Trainer, chunk: &Range<usize>) -> Vec<&'a str> {
-        self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
-    }
-
-    /// What each sample did better than the others of its prompt. The rewards are added as they are, or each normalised in its group first.
-    pub fn advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown]) -> Vec<f64> {
-        let values: Vec<f64> = match trainer.settings.scoring.combination {
-            Combination::WeightedSum => rewards.iter().map(|reward| reward.value).collect(),
-            Combination::GroupNormalised => {
-                let present: Vec<Option<&RewardBreakdown>> =
-                    rewards.iter().map(|reward| reward.value.is_finite().then_some(reward)).collect();
-                let (names, weights): (Vec<&str>, Vec<f64>) = trainer.reward.parts().unzip();
-                let groups: Vec<Range<usize>> = (0..self.layout.num_prompts()).map(|prompt| self.layout.samples(prompt)).collect();
-                group_normalised(&per_reward(&present, names.into_iter()), &weights, &groups).values
-            }
-        };
-        advantages(&values, &self.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip)
-    }
-
-    /// Whether a micro-batch belongs to the first update.
-    fn is_first(&self, chunk: &Range<usize>) -> bool {
-        self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
-    }
-
-    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
-        let [c, f, h, w] = trainer.latent_shape();
-        let elements = c * f * h * w;
-        let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
-        let step_noise = |sample: usize, step: usize| self.step_key(trainer, chunk.start + sample, step).normals(elements);
-        let start = Start {
-            latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
-            conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
-            shares: Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix },
-            retain,
-            step_noise: &step_noise,
-        };
-        rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
-    }
-
-    /// See [`Shares::leaders`].
-    fn leaders(&self, chunk: &Range<usize>) -> Vec<usize> {
-        let first = |sample: usize| {
-            let group = self.layout.samples(self.layout.prompt(sample)).start;
-            group.max(chunk.start) - chunk.start
-        };
-        let own = |sample: usize| sample - chunk.start;
-        chunk.clone().map(|sample| if self.shares_prefix { first(sample) } else { own(sample) }).collect()
-    }
-
-    /// What the iteration costs.
-    pub fn work(&self, retain: bool) -> Work {
-        let of = |chunk: &Range<usize>| {
-            let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
-            shares.work(self.num_steps, retain && self.is_first(chunk))
-        };
-        self.chunks().map(of).sum()
-    }
-
-    fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
-        let rollout = match trainer.recipe.initial_noise {
-            InitialNoise::Independent => trainer.layout.rollout(sample) as u64,
-            InitialNoise::SharedInGroup => 0,
-        };
-        self.key(trainer, sample, rollout, Purpose::InitialNoise)
-    }
-
-    /// Each step of a rollout has its own stream: the step is folded into the rollout's coordinate.
-    fn step_key(&self, trainer: &Trainer, sample: usize, step: usize) -> Key {
-        let rollout = trainer.layout.rollout(sample) as u64 + ((step as u64) << 32);
-        self.key(trainer, sample, rollout, Purpose::StepNoise)
-    }
-
-    fn key(&self, trainer: &Trainer, sample: usize, rollout: u64, purpose: Purpose) -> Key {
-        Key { seed: trainer.settings.seed, iteration: self.index, prompt: trainer.layout.prompt(sample) as u64, rollout, purpose }
-    }
-
-    /// The micro-batches of every update, with their advantages.
-    pub fn transitions(&self, rollouts: &[Rollouts], advantages: &[f64]) -> Vec<Vec<TransitionBatch>> {
-        let mut rollouts = rollouts.iter();
-        let mut with_advantages = |chunk: &Range<usize>| -> Vec<TransitionBatch> {
-            let Some(rollouts) = rollouts.next() else { return Vec::new() };
-            let global = |batch: &TransitionBatch| {
-                let batch = batch.with_advantages(&advantages[chunk.clone()]);
-                TransitionBatch { samples: batch.samples.iter().map(|sample| chunk.start + sample).collect(), ..batch }
-            };
-            rollouts.transitions.iter().map(global).collect()
-        };
-        self.updates.iter().map(|chunks| chunks.iter().flat_map(&mut with_advantages).collect()).collect()
-    }
-
     fn update(
         &self,
         trainer: &mut Trainer,
@@ -367,13 +194,6 @@ impl Batch {
     }
 }
 
-/// `samples` in `parts` nearly equal consecutive parts, each cut into pieces of at most `size`.
-pub(crate) fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
-    let bound = |part: usize| part * samples / parts;
-    let pieces = |from: usize, to: usize| (from..to).step_by(size).map(|start| start..(start + size).min(to)).collect();
-    (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()
-}
-
 /// The reward of a sample, NaN if it has none.
 pub fn or_absent(score: Scored) -> RewardBreakdown {
     score.unwrap_or(RewardBreakdown { value: f64::NAN, components: BTreeMap::new() })
@@ -387,19 +207,6 @@ fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {
     sums
 }
 
-/// Mean; 0 of nothing.
-pub(crate) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
-    if count == 0 { 0.0 } else { sum / f64::from(count) }
-}
-
-/// Population standard deviation.
-pub(crate) fn std_of(values: &[f64]) -> f64 {
-    let mean_value = mean(values.iter().copied());
-    mean(values.iter().map(|v| (v - mean_value).powi(2))).sqrt()
-}
-
-/// Seconds by phase.
 /// Seconds by phase.
 pub struct Clock {
     last: Instant,

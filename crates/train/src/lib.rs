@@ -2,6 +2,7 @@
 //!
 //! Start reading at [`iteration`](mod@iteration): prompts -> plan -> rollout -> reward -> advantages -> update.
 
+pub mod batch;
 pub mod checkpoint;
 pub mod checks;
 pub mod collective;
@@ -27,6 +28,7 @@ pub mod run_folder;
 pub mod scoring;
 pub mod settings;
 pub mod sharing;
+mod stats;
 pub mod stop;
 pub mod trainer;
 pub mod update;

@@ -1,8 +1,9 @@
 //! Methods side by side at equal compute: the matrix of recipes and seeds, and the table that comes out of it.
 
+use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::iteration::{Batch, mean};
 use crate::settings::Settings;
+use crate::stats::mean;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::Path;

@@ -3,7 +3,7 @@
 use super::{Cell, forwards_per_iteration};
 use crate::error::Result;
 use crate::evaluate::{Evaluation, bootstrap};
-use crate::iteration::{mean, std_of};
+use crate::stats::{mean, std_of};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

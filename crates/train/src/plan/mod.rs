@@ -13,8 +13,8 @@ pub use measure::matrix_rate;
 pub use memory::PhaseMemory;
 pub use sizes::{ModelSizes, TextLength, Trained};
 
+use crate::batch::Batch;
 use crate::error::Result;
-use crate::iteration::Batch;
 use crate::settings::Settings;
 use crate::sharing;
 use grpo::GroupLayout;
