@@ -35,6 +35,8 @@ pub enum Command {
     Reward(commands::reward::RewardArgs),
     /// Write a model folder of a released size with random weights, to rehearse a run.
     RandomModel(commands::random_model::RandomModelArgs),
+    /// List the devices that can compute, and let each of them try.
+    Doctor(commands::doctor::DoctorArgs),
     /// Make a video from a prompt.
     Sample(commands::sample::SampleArgs),
 }

@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod device;
 mod outputs;
 mod progress;
 mod signals;
@@ -55,6 +56,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Compare(args) => commands::compare::run_command(&args),
         Command::Report(args) => commands::report::run_command(&args),
         Command::Reward(args) => commands::reward::run_command(&args),
+        Command::Doctor(args) => commands::doctor::run_command(&args),
         Command::RandomModel(args) => commands::random_model::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }

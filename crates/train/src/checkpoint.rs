@@ -45,10 +45,17 @@ pub struct Manifest {
     pub logs: BTreeMap<String, u64>,
     /// What the self-checks measured at the start of the run.
     pub checks: CheckReport,
+    /// What computed, as `--device` names it. Manifests of before there was a choice have none.
+    #[serde(default = "cpu")]
+    pub device: String,
     /// The resolved recipe, TOML.
     pub recipe: String,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileRecord>,
+}
+
+fn cpu() -> String {
+    wan::device::Backend::Cpu.name().to_owned()
 }
 
 /// A file as it was written.
@@ -104,6 +111,7 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
         eval_reward: position.eval_reward,
         logs: position.logs.clone(),
         checks: position.checks.clone(),
+        device: wan::device::name_of(&trainer.device),
         recipe: trainer.settings.to_toml(),
         files,
     };

@@ -87,6 +87,7 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     let first = match &resumed {
         Some(checkpoint) => {
             checkpoint.restore(&mut trainer)?;
+            note_device(&checkpoint.manifest.device, &trainer, watch);
             watch(Event::Note(&format!(
                 "resumed after {} iterations from `{}`",
                 checkpoint.manifest.iterations,
@@ -138,6 +139,16 @@ fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: 
         return Err(Error::ChangedRecipe { path: checkpoint.path, changes });
     }
     Ok(Some(checkpoint))
+}
+
+/// Another device rounds differently: the run goes on, but not to the same last bit.
+fn note_device(before: &str, trainer: &Trainer, watch: &mut Watch<'_>) {
+    let now = wan::device::name_of(&trainer.device);
+    if before != now {
+        watch(Event::Warning(&format!(
+            "the checkpoint was made on `{before}`, the run goes on on `{now}`: it will not be equal to the last bit to a run that stayed on one device"
+        )));
+    }
 }
 
 /// The base on the held-out prompts: measured once per run.

@@ -2,7 +2,8 @@
 
 mod common;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
+use common::device::{allowed, device, on_cpu};
 use grpo::{
     AdvantageScale, GroupLayout, LossWeight, LossWeights, NoiseLevel, PolicyLoss, Recipe, Schedule, SigmaGrid, StepPlan, advantages,
 };
@@ -21,6 +22,8 @@ use wan::weights::{WeightFiles, to_floats};
 
 const SAMPLES: usize = 8;
 const PER_PROMPT: usize = 4;
+/// How many times the absolute tolerances of the CPU (of log-probs, ratios and losses) another device may use.
+const OTHER_DEVICES: f64 = 10.0;
 
 struct Case {
     golden: WeightFiles,
@@ -42,7 +45,7 @@ impl Case {
 
     fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {
         let shape = self.golden.shape(name).unwrap_or_else(|| panic!("no tensor {name}"));
-        Tensor::from_data(TensorData::new(self.golden.floats(name).expect("floats"), shape), &Device::flex())
+        Tensor::from_data(TensorData::new(self.golden.floats(name).expect("floats"), shape), &device())
     }
 
     fn schedule(&self) -> Schedule {
@@ -54,14 +57,14 @@ impl Case {
     }
 
     fn policy(&self) -> Policy {
-        let transformer = WanTransformer::load(&golden_dir().join("wan-tiny/transformer"), &Device::flex(), DType::F32).expect("wan-tiny");
+        let transformer = WanTransformer::load(&golden_dir().join("wan-tiny/transformer"), &device(), DType::F32).expect("wan-tiny");
         let target_modules = ["to_q", "to_k", "to_v", "to_out.0"].map(str::to_owned).to_vec();
         let config = LoraConfig { rank: 4, alpha: 8.0, target_modules, init: LoraInit::Kaiming };
-        let lora = Lora::attach(&transformer.linears, &config, 0, &Device::flex()).expect("attach");
+        let lora = Lora::attach(&transformer.linears, &config, 0, &device()).expect("attach");
         for slot in lora.params.iter() {
             let values = self.golden.floats(&format!("lora.init.{}", slot.name)).expect("initial value");
             let count = values.len();
-            slot.set_value(Tensor::from_data(TensorData::new(values, [count]), &Device::flex()));
+            slot.set_value(Tensor::from_data(TensorData::new(values, [count]), &device()));
         }
         Policy::from_parts(transformer, Some(lora))
     }
@@ -165,10 +168,11 @@ impl Case {
         assert_within("ratio", &metrics.ratio, &golden("ratio"), 2e-6);
         assert_within("loss", &[metrics.loss], &golden("loss"), 1e-6);
         let norm = golden("grad_norm")[0];
-        assert!((metrics.grad_norm - norm).abs() <= 1e-4 * norm, "step {step}: grad norm {} against {norm}", metrics.grad_norm);
+        assert!((metrics.grad_norm - norm).abs() <= allowed(1e-4) * norm, "step {step}: grad norm {} against {norm}", metrics.grad_norm);
     }
 
-    /// 99.9 % within 1e-6, every one within 2e-4.
+    /// 99.9 % within 1e-6, every one within 2e-4. (Other devices: 99 %. Where a gradient is near 0, rounding decides about the sign of
+    /// Adam's first steps.)
     fn check_weights(&self, step: usize, policy: &Policy) {
         let mut errors = Vec::new();
         for slot in policy.params().iter() {
@@ -176,7 +180,8 @@ impl Case {
             errors.extend(to_floats(slot.value()).iter().zip(&golden).map(|(a, b)| (a - b).abs()));
         }
         let far = errors.iter().filter(|&&e| e > 1e-6).count();
-        assert!(far * 1000 <= errors.len(), "step {step}: {far} of {} weights differ by more than 1e-6", errors.len());
+        let share = if on_cpu() { 1000 } else { 100 };
+        assert!(far * share <= errors.len(), "step {step}: {far} of {} weights differ by more than 1e-6", errors.len());
         assert!(errors.iter().all(|&e| e <= 2e-4), "step {step}: {:?}", errors.iter().copied().fold(0.0, f32::max));
     }
 
@@ -185,6 +190,7 @@ impl Case {
         let (ours, golden) = (to_floats(ours), self.golden.floats(name).expect("golden tensor"));
         let scale = golden.iter().fold(0.0_f32, |m, v| m.max(v.abs())).max(1e-30);
         let worst = ours.iter().zip(&golden).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+        let tolerance = allowed(tolerance);
         assert!(ours.len() == golden.len() && f64::from(worst / scale) <= tolerance, "{name}: {worst:e} of {scale:e}");
     }
 }
@@ -196,6 +202,7 @@ fn golden_dir() -> PathBuf {
 #[track_caller]
 fn assert_within(name: &str, ours: &[f64], golden: &[f64], tolerance: f64) {
     assert_eq!(ours.len(), golden.len(), "{name}");
+    let tolerance = if on_cpu() { tolerance } else { OTHER_DEVICES * tolerance };
     for (i, (a, b)) in ours.iter().zip(golden).enumerate() {
         assert!((a - b).abs() <= tolerance, "{name}[{i}]: {a} against {b}");
     }
@@ -245,6 +252,7 @@ fn on_policy_ratio_is_exactly_one() {
         let mut batch = common::merge(&case.roll_out(&policy).transitions);
         batch.advantages = vec![1.0; SAMPLES];
         let (_, metrics) = accumulate(&policy, &case.objective(), std::slice::from_ref(&batch));
-        assert!(metrics.ratio.iter().all(|&ratio| ratio == 1.0), "{:?}", metrics.ratio);
+        let largest = if on_cpu() { 0.0 } else { case.clip_range };
+        assert!(metrics.ratio.iter().all(|&ratio| (ratio - 1.0).abs() <= largest), "{:?}", metrics.ratio);
     }
 }

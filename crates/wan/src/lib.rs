@@ -8,6 +8,7 @@ pub mod param;
 pub mod weights;
 
 pub mod config;
+pub mod device;
 pub mod guidance;
 pub mod hub;
 pub mod lora;

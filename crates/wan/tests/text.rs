@@ -1,6 +1,9 @@
 //! Tokenizer, text encoder and prompt embeddings against the reference (golden/README.md) and their own laws.
 
-use burn::tensor::{DType, Device, Tensor};
+mod common;
+
+use burn::tensor::{DType, Tensor};
+use common::device::{allowed, device, on_cpu};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use wan::text::{PromptEmbeds, PromptTokenizer, TextEncoder, prompt_clean};
@@ -9,10 +12,6 @@ use wan::weights::{WeightFiles, Weights};
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(path)
-}
-
-fn device() -> Device {
-    Device::flex()
 }
 
 fn text_encoder() -> TextEncoder {
@@ -44,7 +43,7 @@ fn assert_close(name: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{name}: number of elements");
     let scale = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
     let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst <= 5e-6 * scale, "{name}: off by {worst:e}, largest value {scale}");
+    assert!(f64::from(worst) <= allowed(5e-6) * f64::from(scale), "{name}: off by {worst:e}, largest value {scale}");
 }
 
 #[derive(serde::Deserialize)]
@@ -115,8 +114,13 @@ fn matches_reference_in_stages() {
     let embeds = wan::text::PromptEmbeds::from_rows(together.clone(), 512);
     assert_close("prompt_embeds", &values(&embeds.to_padded()), &reference.floats("prompt_embeds").expect("in the file"));
     for (ids, embeds) in ids.iter().zip(together) {
-        let alone = encode(std::slice::from_ref(ids)).remove(0);
-        assert_eq!(wan::weights::to_floats(alone), wan::weights::to_floats(embeds));
+        let alone = wan::weights::to_floats(encode(std::slice::from_ref(ids)).remove(0));
+        let beside_others = wan::weights::to_floats(embeds);
+        if on_cpu() {
+            assert_eq!(alone, beside_others);
+        } else {
+            assert_close("alone", &alone, &beside_others);
+        }
     }
     assert!(wan::umt5::encode_in_stages(&golden("wan-tiny/text_encoder"), &[vec![384]], &device(), &mut |_, _| {}).is_err());
 }

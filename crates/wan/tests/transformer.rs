@@ -1,8 +1,10 @@
 //! The transformer, its gradients and its adapters against the public Python implementation.
+#![allow(clippy::print_stderr, reason = "what was skipped")]
 
 mod common;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
+use common::device::{allowed, device};
 use common::{Golden, assert_close, golden_dir, relative_error};
 use wan::lora::{self, Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -15,7 +17,7 @@ const FORWARD: f64 = 5e-6;
 const GRADIENT: f64 = 3e-5;
 
 fn load(folder: &str, dtype: DType) -> WanTransformer {
-    WanTransformer::load(&golden_dir().join(folder), &Device::flex(), dtype).expect("wan-tiny loads")
+    WanTransformer::load(&golden_dir().join(folder), &device(), dtype).expect("wan-tiny loads")
 }
 
 fn forward(model: &WanTransformer, golden: &Golden, case: &str) -> Tensor<5> {
@@ -39,14 +41,14 @@ fn reference_sinusoids(timesteps: &[f32], batch: usize) -> Tensor<3> {
     let angle = |t: f32, i: usize| f64::from(t * frequency(i));
     let row = |&t: &f32| (0..32).map(move |i| angle(t, i).cos() as f32).chain((0..32).map(move |i| angle(t, i).sin() as f32));
     let values: Vec<f32> = timesteps.iter().flat_map(row).collect();
-    Tensor::from_data(TensorData::new(values, [batch, timesteps.len() / batch, 64]), &Device::flex())
+    Tensor::from_data(TensorData::new(values, [batch, timesteps.len() / batch, 64]), &device())
 }
 
 #[test]
 fn matches_reference_sinusoids() {
     let golden = Golden::open("transformer_intermediates");
     let reference = golden.values("timesteps_proj");
-    let (ours, theirs) = (time::sinusoids(&[999.0, 250.0], 2, 64, &Device::flex()), reference_sinusoids(&[999.0, 250.0], 2));
+    let (ours, theirs) = (time::sinusoids(&[999.0, 250.0], 2, 64, &device()), reference_sinusoids(&[999.0, 250.0], 2));
     // the golden tensor from the recovered frequencies: equal but for the last bit
     assert!(relative_error(&to_floats(theirs), &reference) <= 1.2e-7);
     // ours: equal but for one ulp of one frequency, 2^-25, times t
@@ -79,6 +81,10 @@ fn matches_reference_transformer_float64_outputs() {
 
 #[test]
 fn matches_reference_transformer_bf16() {
+    if !device().supports_dtype(DType::BF16) {
+        eprintln!("skipped: the device has no bf16");
+        return;
+    }
     let (golden, inputs) = (Golden::open("transformer_bf16"), Golden::open("transformer_forward"));
     let model = load("wan-tiny/transformer", DType::BF16);
     for case in ["a", "b"] {
@@ -96,15 +102,14 @@ fn collapsed_padding_is_exact() {
     let model = load("wan-tiny/transformer", DType::F32);
     let golden = Golden::open("transformer_forward");
     let rows: Tensor<3> = golden.tensor("c.encoder_hidden_states");
-    let device = rows.device();
-    let padded = Tensor::cat(vec![rows, Tensor::zeros([1, 57, 32], &device)], 1);
+    let padded = Tensor::cat(vec![rows, Tensor::zeros([1, 57, 32], &device())], 1);
     let collapsed = PromptEmbeds::from_padded(padded.clone());
     assert_eq!(collapsed.embeds.dims()[1], 7);
     let explicit = PromptEmbeds { embeds: padded, lengths: vec![64], padded_length: 64 };
     let latents: Tensor<5> = golden.tensor("c.hidden_states");
     let run = |text: &PromptEmbeds| to_floats(model.forward(latents.clone(), &[500.0], &model.text_context(text, false)));
     let error = relative_error(&run(&collapsed), &run(&explicit));
-    assert!(error < FORWARD, "relative error {error:e}");
+    assert!(error < allowed(FORWARD), "relative error {error:e}");
 }
 
 fn lora_config() -> LoraConfig {
@@ -113,10 +118,10 @@ fn lora_config() -> LoraConfig {
 }
 
 fn attach_golden(model: &WanTransformer, golden: &Golden, prefix: &str) -> Lora {
-    let lora = Lora::attach(&model.linears, &lora_config(), 0, &Device::flex()).expect("attach");
+    let lora = Lora::attach(&model.linears, &lora_config(), 0, &device()).expect("attach");
     for slot in lora.params.iter() {
         let values = golden.values(&format!("{prefix}{}", slot.name));
-        slot.set_value(Tensor::from_data(TensorData::new(values.clone(), [values.len()]), &Device::flex()));
+        slot.set_value(Tensor::from_data(TensorData::new(values.clone(), [values.len()]), &device()));
     }
     lora
 }
@@ -168,7 +173,7 @@ fn matches_reference_lora_layouts() {
     let run = |path: &std::path::Path| {
         Lora::detach(&model.linears);
         let file = lora::load(path, &model.linears).unwrap_or_else(|e| panic!("{e}"));
-        file.attach(&model.linears, &Device::flex()).unwrap_or_else(|e| panic!("{e}"));
+        file.attach(&model.linears, &device()).unwrap_or_else(|e| panic!("{e}"));
         model.forward_from_sinusoids(inputs.tensor("in.hidden_states"), sinusoids.clone(), &model.text_context(&text, false))
     };
     let dir = golden_dir().join("lora");
@@ -216,7 +221,7 @@ fn matches_reference_lora_scale_and_merge() {
         .chunks(2)
         .map(|pair| (pair[0].name.trim_end_matches(".lora_A.weight").to_owned(), to_floats(pair[0].value()), to_floats(pair[1].value())))
         .collect();
-    Lora::attach_values(&model.linears, &half, tensors, &Device::flex()).expect("attach");
+    Lora::attach_values(&model.linears, &half, tensors, &device()).expect("attach");
     let text = PromptEmbeds::from_padded(inputs.tensor("in.encoder_hidden_states"));
     let sinusoids = reference_sinusoids(&inputs.values("in.timestep"), 2);
     let sample = model.forward_from_sinusoids(inputs.tensor("in.hidden_states"), sinusoids.clone(), &model.text_context(&text, false));
@@ -232,12 +237,12 @@ fn attention_backward_matches_the_materialised_form() {
     };
     let leaf = |id: u64, l: usize| {
         let data = TensorData::new(normals(id, 2 * 3 * l * 8), [2, 3, l, 8]);
-        Tensor::<4>::from_data(data, &Device::flex()).autodiff().require_grad()
+        Tensor::<4>::from_data(data, &device()).autodiff().require_grad()
     };
     // 700 queries: more than one chunk
     let (q, k, v) = (leaf(1, 700), leaf(2, 9), leaf(3, 9));
-    let bias = Tensor::<4>::from_data(TensorData::new(normals(4, 9), [1, 1, 1, 9]), &Device::flex());
-    let weight = Tensor::<4>::from_data(TensorData::new(normals(5, 2 * 3 * 700 * 8), [2, 3, 700, 8]), &Device::flex());
+    let bias = Tensor::<4>::from_data(TensorData::new(normals(4, 9), [1, 1, 1, 9]), &device());
+    let weight = Tensor::<4>::from_data(TensorData::new(normals(5, 2 * 3 * 700 * 8), [2, 3, 700, 8]), &device());
     let gradients = |output: Tensor<4>| {
         let grads = (output.clone() * weight.clone().autodiff()).sum().backward();
         [
@@ -252,7 +257,7 @@ fn attention_backward_matches_the_materialised_form() {
     let plain = gradients(softmax(scores, 3).matmul(v.clone()));
     for (ours, plain) in ours.iter().zip(&plain) {
         let error = relative_error(ours, plain);
-        assert!(error < 3e-6, "relative error {error:e}");
+        assert!(error < allowed(3e-6), "relative error {error:e}");
     }
 }
 

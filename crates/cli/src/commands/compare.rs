@@ -1,6 +1,7 @@
 //! `flash-grpo compare`: recipes side by side, at equal compute, over several seeds.
 
 use super::report::{PAGE, write_report};
+use crate::device::DeviceArg;
 use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
@@ -39,6 +40,8 @@ pub struct CompareArgs {
     /// Change a value of every recipe.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Where everything is written. A comparison that was broken off goes on where it was; a finished run is not made again.
     #[arg(long, value_name = "DIR", default_value = "runs/compare")]
     output_dir: PathBuf,
@@ -89,14 +92,15 @@ pub fn run_command(args: &CompareArgs) -> Result<()> {
     let mut recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>>>()?;
     recipes.sort_by_key(|(name, _)| name != BASE);
     let (seeds, budget) = if args.quick { QUICK_MATRIX } else { (args.seeds, args.budget) };
+    let device = args.device.open()?;
     let stop = Stop::default();
     signals::listen(&stop)?;
     if let Budget::Seconds(_) = budget {
         let pilots: Vec<Cell> = recipes.iter().map(|(row, settings)| pilot(row, settings, &args.output_dir)).collect();
-        make_all(&pilots, 1, &stop)?; // one at a time: they are there to be timed
+        make_all(&pilots, 1, &device, &stop)?; // one at a time: they are there to be timed
     }
     let cells = cells(&recipes, seeds, budget, &args.output_dir)?;
-    make_all(&cells, args.jobs, &stop)?;
+    make_all(&cells, args.jobs, &device, &stop)?;
     let table = table(&cells)?;
     let json = serde_json::to_string_pretty(&table)?;
     write_atomically(&args.output_dir.join("table.json"), format!("{json}\n").as_bytes())?;
@@ -109,13 +113,13 @@ pub fn run_command(args: &CompareArgs) -> Result<()> {
 }
 
 /// Makes all runs, `jobs` at a time, in order. After an error none is begun; those under way go on to their end.
-fn make_all(cells: &[Cell], jobs: usize, stop: &Stop) -> Result<()> {
+fn make_all(cells: &[Cell], jobs: usize, device: &Device, stop: &Stop) -> Result<()> {
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
         while let Some((i, cell)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cells.get(i)?))) {
             let (row, seed, iterations) = (&cell.row, cell.settings.seed, cell.settings.train.iterations);
             eprintln!("run {} of {}: {row} seed {seed}, {iterations} iterations", i + 1, cells.len());
-            make(cell, stop).inspect_err(|_| next.store(cells.len(), Ordering::Relaxed))?;
+            make(cell, device, stop).inspect_err(|_| next.store(cells.len(), Ordering::Relaxed))?;
         }
         Ok(())
     };
@@ -131,13 +135,13 @@ fn make_all(cells: &[Cell], jobs: usize, stop: &Stop) -> Result<()> {
 }
 
 /// Makes a run, or continues it; one that is done must be of the same recipe.
-fn make(cell: &Cell, stop: &Stop) -> Result<()> {
+fn make(cell: &Cell, device: &Device, stop: &Stop) -> Result<()> {
     if cell.is_done() {
         return check_same(cell, &cell.settings.output_dir);
     }
     let begin = Begin::Resume { from: None, allow_change: false };
     let mut bars = Bars::quiet();
-    let summary = run(cell.settings.clone(), &begin, stop, &Device::flex(), &mut |event| bars.show(event))?;
+    let summary = run(cell.settings.clone(), &begin, stop, device, &mut |event| bars.show(event))?;
     let (difference, [low, high]) = (summary.comparison.eval_reward_difference, summary.comparison.eval_reward_interval);
     eprintln!("  {} seed {}: held-out reward {difference:+.3}, 95 % interval [{low:+.3}, {high:+.3}]", cell.row, cell.settings.seed);
     write_report(&cell.settings.output_dir, &cell.settings.output_dir.join(PAGE))

@@ -1,9 +1,9 @@
 //! `flash-grpo eval`: the pinned evaluation of a model, or of an adapter against its base.
 
 use super::train::RecipeArgs;
+use crate::device::DeviceArg;
 use crate::watch::Bars;
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::Args;
 use std::path::PathBuf;
 use train::evaluate::{Evaluation, compare, evaluate};
@@ -17,6 +17,8 @@ pub struct EvalArgs {
     /// Adapter to compare with the base on the same noise.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -28,7 +30,7 @@ pub struct EvalArgs {
 /// Bad input.
 pub fn run_command(args: &EvalArgs) -> Result<()> {
     let settings = args.recipe.load()?;
-    let device = Device::flex();
+    let device = args.device.open()?;
     let trainer = Trainer::new(settings, &device)?;
     // the fresh adapter changes nothing, but an adapter given is to be the only one
     wan::lora::Lora::detach(&trainer.policy.transformer.linears);

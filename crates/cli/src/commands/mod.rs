@@ -1,6 +1,7 @@
 //! The subcommands: each has its arguments and a function `run`.
 
 pub mod compare;
+pub mod doctor;
 pub mod eval;
 pub mod inspect;
 pub mod plan;

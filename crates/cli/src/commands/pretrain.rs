@@ -1,8 +1,8 @@
 //! `flash-grpo pretrain`: trains the embedded moving-shapes model from scratch.
 
+use crate::device::DeviceArg;
 use crate::progress;
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::Args;
 use indicatif::ProgressBar;
 use std::path::PathBuf;
@@ -14,6 +14,8 @@ pub struct PretrainArgs {
     /// The recipe, for instance recipes/pretrain_moving_shapes.toml.
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 /// Runs the command.
@@ -22,8 +24,9 @@ pub struct PretrainArgs {
 /// A recipe that cannot be read; a folder that cannot be written.
 pub fn run_command(args: &PretrainArgs) -> Result<()> {
     let settings = PretrainSettings::load(&args.recipe)?;
+    let device = args.device.open()?;
     let mut bar: Option<(&'static str, ProgressBar)> = None;
-    pretrain(&settings, &Device::flex(), &mut |p| {
+    pretrain(&settings, &device, &mut |p| {
         if bar.as_ref().is_none_or(|(stage, _)| *stage != p.stage) {
             bar = Some((p.stage, progress::bar(p.stage, p.steps)));
         }

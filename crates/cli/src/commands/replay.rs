@@ -1,7 +1,8 @@
 //! `flash-grpo replay`: recorded transitions under a model, to find where two implementations part.
 
+use crate::device::DeviceArg;
 use anyhow::{Result, ensure};
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -30,6 +31,8 @@ pub struct ReplayArgs {
     /// Samples that run through the network at once.
     #[arg(long, value_name = "N", default_value_t = 16)]
     micro_batch: usize,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -41,7 +44,7 @@ pub struct ReplayArgs {
 /// Files that cannot be read or do not fit each other.
 pub fn run_command(args: &ReplayArgs) -> Result<()> {
     ensure!(args.micro_batch > 0, "--micro-batch is `0`: at least one sample has to run\nhint: 16 suits small models, 1 large ones");
-    let device = Device::flex();
+    let device = args.device.open()?;
     let recording = Recording::load(&args.rollouts, args.micro_batch, &device)?;
     let transformer = WanTransformer::load(&wan::hub::resolve(&args.model)?.join("transformer"), &device, DType::F32)?;
     recording.check_fits(&transformer.config)?;

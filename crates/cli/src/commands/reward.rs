@@ -1,9 +1,9 @@
 //! `flash-grpo reward check`: whether the rewards of a recipe are fit to train on.
 
 use super::train::RecipeArgs;
+use crate::device::DeviceArg;
 use crate::progress;
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::{Args, Subcommand};
 use reward::Sample;
 use reward::check::{Bad, CheckOptions, RewardCheck, Spoiled, check, spoil};
@@ -39,6 +39,8 @@ struct CheckArgs {
     /// An adapter: its videos are better known to be good than those of the base.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArg,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -52,7 +54,7 @@ pub fn run_command(args: &RewardArgs) -> Result<()> {
     let RewardCommand::Check(args) = &args.command;
     let mut settings = args.recipe.load()?;
     settings.scoring.cache = PathBuf::new(); // what is known already says nothing about the reward
-    let device = Device::flex();
+    let device = args.device.open()?;
     let trainer = Trainer::new(settings, &device)?;
     if let Some(path) = &args.lora {
         wan::lora::Lora::detach(&trainer.policy.transformer.linears);

@@ -1,5 +1,6 @@
 //! `flash-grpo sample`: one video from a prompt.
 
+use crate::device::DeviceArg;
 use crate::{outputs, progress};
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -68,6 +69,8 @@ pub struct SampleArgs {
     /// Frames per second of the video file.
     #[arg(long, default_value_t = 16.0)]
     fps: f64,
+    #[command(flatten)]
+    device: DeviceArg,
     /// The video, .mp4 or .gif.
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
@@ -176,7 +179,7 @@ fn read_latents(path: &Path) -> Result<Tensor<5>> {
 
 /// The model with its adapter, if any.
 fn load(args: &SampleArgs) -> Result<WanPipeline> {
-    let device = Device::flex();
+    let device = args.device.open()?;
     let spinner = progress::spinner("loading");
     let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, DType::F32)?;
     if let Some(path) = &args.lora {

@@ -1,10 +1,10 @@
 //! `flash-grpo train`: aligns a model as a recipe says.
 
 use super::report::{PAGE, write_report};
+use crate::device::DeviceArg;
 use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
-use burn::tensor::Device;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use train::run::{Begin, Summary, run};
@@ -29,6 +29,8 @@ pub struct TrainArgs {
     /// Resume with a recipe that changes the result.
     #[arg(long, requires = "resume")]
     allow_change: bool,
+    #[command(flatten)]
+    device: DeviceArg,
 }
 
 /// A recipe and what is changed of it.
@@ -66,10 +68,11 @@ pub fn run_command(args: &TrainArgs) -> Result<()> {
     let (mut settings, begin) = beginning(args)?;
     settings.seed = args.seed.unwrap_or(settings.seed);
     let (dir, base) = (settings.output_dir.clone(), settings.model.path.clone());
+    let device = args.device.open()?;
     let stop = Stop::default();
     signals::listen(&stop)?;
     let mut bars = Bars::default();
-    let summary = run(settings, &begin, &stop, &Device::flex(), &mut |event| bars.show(event))?;
+    let summary = run(settings, &begin, &stop, &device, &mut |event| bars.show(event))?;
     write_report(&dir, &dir.join(PAGE))?;
     print(&summary, &dir, &base);
     Ok(())

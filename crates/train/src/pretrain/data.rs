@@ -52,13 +52,13 @@ const CLIP_TAG: u64 = 100;
 
 impl Latents {
     /// Encodes every clip (posterior means) and measures mean and standard deviation of each channel.
-    pub(super) fn encode(settings: &PretrainSettings, vae: &AutoencoderKlWan, report: &mut dyn FnMut(Progress)) -> Self {
+    pub(super) fn encode(settings: &PretrainSettings, vae: &AutoencoderKlWan, device: &Device, report: &mut dyn FnMut(Progress)) -> Self {
         let count = all_captions().len() * settings.data.clips_per_caption;
         let (mut values, mut captions, mut shape) = (Vec::new(), Vec::new(), [0; 4]);
         for from in (0..count).step_by(ENCODE_BATCH) {
             let to = (from + ENCODE_BATCH).min(count);
             let (clips, names): (Vec<_>, Vec<_>) = (from..to).map(|i| clip(settings, CLIP_TAG, i)).unzip();
-            let latents = vae.encode(video_tensor(&clips, &Device::flex())).mean;
+            let latents = vae.encode(video_tensor(&clips, device)).mean;
             let [_, z, f, h, w] = latents.dims();
             shape = [z, f, h, w];
             values.extend(to_floats(latents).chunks(z * f * h * w).map(<[f32]>::to_vec));
@@ -82,7 +82,7 @@ impl Latents {
     }
 
     /// A batch of clips drawn for `step`: latents [B, Z, f, h, w] and captions as the model gets to see them.
-    pub(super) fn batch(&self, settings: &PretrainSettings, step: usize) -> (Tensor<5>, Vec<String>) {
+    pub(super) fn batch(&self, settings: &PretrainSettings, step: usize, device: &Device) -> (Tensor<5>, Vec<String>) {
         let mut rng = key(settings.seed, 101, step).rng();
         let [z, f, h, w] = self.shape;
         let size = settings.flow.batch_size;
@@ -92,7 +92,7 @@ impl Latents {
             values.extend_from_slice(&self.values[index]);
             captions.push(seen_caption(&self.captions[index], settings, &mut rng));
         }
-        (Tensor::from_data(TensorData::new(values, [size, z, f, h, w]), &Device::flex()), captions)
+        (Tensor::from_data(TensorData::new(values, [size, z, f, h, w]), device), captions)
     }
 }
 

@@ -45,7 +45,7 @@ impl FlowModel {
 
     /// `mean (v(x_t, t, caption) - (x1 - x0))^2`, x_t = (1 - sigma) x0 + sigma x1, sigma uniform and then shifted.
     fn loss(&self, settings: &PretrainSettings, latents: &Latents, step: usize, device: &Device) -> Tensor<1> {
-        let (x0, captions) = latents.batch(settings, step);
+        let (x0, captions) = latents.batch(settings, step, device);
         let size = x0.dims()[0];
         let noise_key = key(settings.seed, 102, step);
         let noise = noise_key.normals(x0.shape().num_elements());

@@ -36,7 +36,7 @@ pub fn pretrain(settings: &PretrainSettings, device: &Device, report: &mut dyn F
     let work = settings.output.join(".pretrain");
     std::fs::create_dir_all(&work).map_err(|e| Error::write(&work, e))?;
     let vae = autoencoder::train(settings, &work, device, report)?;
-    let latents = data::Latents::encode(settings, &vae, report);
+    let latents = data::Latents::encode(settings, &vae, device, report);
     let vae = latents.normalised_by(vae);
     let model = flow::train(settings, &latents, &work, device, report)?;
     write_model(settings, &vae, &model, &settings.output)

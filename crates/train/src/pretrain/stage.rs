@@ -3,7 +3,7 @@
 use super::Progress;
 use super::settings::StageSettings;
 use crate::optimizer::{AdamW, Ema, GradientSum};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use wan::error::Result;
@@ -76,8 +76,8 @@ impl State {
     fn load(&mut self, params: &ParamSet, path: &Path) -> Result<usize> {
         let files = WeightFiles::open_file(path)?;
         let step: usize = files.metadata().and_then(|m| m.get("step")).and_then(|s| s.parse().ok()).unwrap_or(0);
-        let device = Device::flex();
         for (i, slot) in params.iter().enumerate() {
+            let device = slot.value().device();
             let read = |kind: &str| -> Result<Tensor<1>> {
                 let values = files.floats(&format!("{kind}.{}", slot.name))?;
                 let count = values.len();

@@ -1,5 +1,9 @@
 //! Shared by the tests.
 
+#[allow(dead_code, reason = "not every test uses all of it")]
+#[path = "../../../wan/tests/common/device.rs"]
+pub mod device;
+
 use burn::tensor::Tensor;
 use train::replay::{TransitionBatch, pick};
 use wan::text::PromptEmbeds;

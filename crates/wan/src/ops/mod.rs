@@ -25,13 +25,13 @@ pub use linear::{LowRank, linear};
 pub use norm::{Modulation, modulated_norm};
 pub use rotary_norm::rms_norm_rotate;
 
-use burn::backend::DispatchDevice;
+use crate::device::is_cpu;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor, TensorData};
 
 /// Whether a tensor can be given to these operations: on the CPU engine, in f32.
 pub fn supports<const D: usize>(x: &Tensor<D>) -> bool {
-    x.dtype() == DType::F32 && matches!(x.device().inner().as_dispatch(), DispatchDevice::Flex(_))
+    x.dtype() == DType::F32 && is_cpu(&x.device())
 }
 
 /// Stands for an input that is absent: the engine's macro knows no optional tensors.

@@ -8,6 +8,8 @@
 //! output is kept; backward recomputes the probabilities in chunks of queries (Rabe & Staats 2021, Dao et al. 2022), so
 //! memory is linear in tokens.
 
+#[cfg(feature = "gpu")]
+use burn::backend::Cube;
 use burn::backend::autodiff::{
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
@@ -36,7 +38,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<
 }
 
 /// The operation as an extension of the engine's backends.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "gpu"), Autodiff)]
 pub trait LinearMemoryAttention: Backend {
     /// See [`attention`]; no gradient flows to `bias`.
     fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -45,6 +47,21 @@ pub trait LinearMemoryAttention: Backend {
 }
 
 impl LinearMemoryAttention for Flex {}
+
+#[cfg(feature = "gpu")]
+impl LinearMemoryAttention for Cube {
+    /// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
+    fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [b, h, l, d] = q.shape().dims::<4>();
+        let (scale, k_t) = (1.0 / (d as f64).sqrt(), Self::float_transpose(k));
+        let chunk = |from: usize| {
+            let q = Self::float_mul_scalar(query_rows::<Self>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
+            let scores = Self::float_add(Self::float_matmul(q, k_t.clone()), bias.clone());
+            Self::float_matmul(Self::softmax(scores, 3), v.clone())
+        };
+        Self::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
+    }
+}
 
 impl<B: Backend + LinearMemoryAttention, C: CheckpointStrategy> LinearMemoryAttention for Autodiff<B, C> {
     fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -98,10 +115,7 @@ fn gradients<B: Backend>(saved: Saved<B>, grad: FloatTensor<B>) -> [FloatTensor<
     let [b, h, l, d] = q.shape().dims::<4>();
     let scale = 1.0 / (d as f64).sqrt();
     let (k_t, v_t) = (B::float_transpose(k.clone()), B::float_transpose(v));
-    let rows = |x: &FloatTensor<B>, from: usize, to: usize| {
-        let whole = |n: usize| Slice::from(0..n as isize);
-        B::float_slice(x.clone(), &[whole(b), whole(h), Slice::from(from as isize..to as isize), whole(d)])
-    };
+    let rows = |x: &FloatTensor<B>, from: usize, to: usize| query_rows::<B>(x, [b, h, from, to, d]);
     let (mut dq, mut dk, mut dv) = (Vec::new(), None, None);
     for from in (0..l).step_by(CHUNK) {
         let to = (from + CHUNK).min(l);
@@ -117,6 +131,12 @@ fn gradients<B: Backend>(saved: Saved<B>, grad: FloatTensor<B>) -> [FloatTensor<
     }
     let empty = || unreachable!("at least one chunk of queries");
     [B::float_cat(dq, 2), dk.unwrap_or_else(empty), dv.unwrap_or_else(empty)]
+}
+
+/// Rows `from..to` of x [b, h, L, d].
+fn query_rows<B: Backend>(x: &FloatTensor<B>, [b, h, from, to, d]: [usize; 5]) -> FloatTensor<B> {
+    let range = |from: usize, to: usize| Slice::from(from as isize..to as isize);
+    B::float_slice(x.clone(), &[range(0, b), range(0, h), range(from, to), range(0, d)])
 }
 
 fn accumulate<B: Backend>(sum: &mut Option<FloatTensor<B>>, term: FloatTensor<B>) {

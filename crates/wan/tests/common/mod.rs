@@ -1,7 +1,10 @@
 //! Reading golden tensors and comparing with them.
 #![allow(dead_code)]
 
-use burn::tensor::{Device, Tensor, TensorData};
+pub mod device;
+
+use burn::tensor::{Tensor, TensorData};
+use device::{allowed, device};
 use std::path::PathBuf;
 use wan::weights::{WeightFiles, to_floats};
 
@@ -35,10 +38,10 @@ impl Golden {
         self.0.floats(name).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A tensor on the CPU.
+    /// A tensor on the device of the tests.
     pub fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {
         let shape = self.0.shape(name).unwrap_or_else(|| panic!("no golden tensor {name}"));
-        Tensor::from_data(TensorData::new(self.values(name), shape), &Device::flex())
+        Tensor::from_data(TensorData::new(self.values(name), shape), &device())
     }
 }
 
@@ -50,9 +53,10 @@ pub fn relative_error(ours: &[f32], reference: &[f32]) -> f64 {
     if worst.is_nan() { f64::INFINITY } else { worst / scale.max(1e-30) }
 }
 
-/// Compares with the golden tensor `name`.
+/// Compares with the golden tensor `name`; the tolerance is that on the CPU.
 #[track_caller]
 pub fn assert_close<const D: usize>(golden: &Golden, name: &str, ours: Tensor<D>, tolerance: f64) {
+    let tolerance = allowed(tolerance);
     let error = relative_error(&to_floats(ours), &golden.values(name));
     assert!(error <= tolerance, "{name}: relative error {error:e} > {tolerance:e}");
 }

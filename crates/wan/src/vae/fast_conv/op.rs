@@ -13,7 +13,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, DispatchDevice, Flex, backend_extension};
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::{DType, Tensor, TensorData};
 
 /// What a fused convolution computes, apart from the tensors.
@@ -43,7 +43,7 @@ impl FusedConv {
 
 /// Whether [`fused_conv3d`] can be used: the CPU engine, f32, a padding smaller than the kernel.
 pub fn supports(x: &Tensor<5>, weight: &Tensor<5>, conv: &FusedConv) -> bool {
-    let on_cpu = matches!(x.device().inner().as_dispatch(), DispatchDevice::Flex(_));
+    let on_cpu = crate::device::is_cpu(&x.device());
     let single = x.dtype() == DType::F32 && weight.dtype() == DType::F32;
     on_cpu && single && conv.shape(x.dims(), weight.dims()).is_supported()
 }
