@@ -60,7 +60,7 @@ impl<'a> HubId<'a> {
             return Ok(snapshot);
         }
         let reason = format!("no such folder, and revision `{revision}` of that model is not in the cache `{}`", cache.display());
-        Err(Error::invalid(&PathBuf::from(format!("{organisation}/{name}")), reason, FETCH))
+        Err(Error::invalid(PathBuf::from(format!("{organisation}/{name}")), reason, FETCH))
     }
 }
 
