@@ -199,7 +199,7 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
     let work: sharing::Work = (0..TYPICAL_ITERATIONS).map(batch).collect::<Result<Vec<_>>>()?.into_iter().sum();
     let mean = |count: usize| count as f64 / TYPICAL_ITERATIONS as f64;
     let (eval, iterations) = (&settings.eval, settings.train.iterations);
-    let during = if eval.every == 0 { 0 } else { (iterations - 1) / eval.every };
+    let during = (iterations - 1).checked_div(eval.every).unwrap_or(0);
     Ok(Work {
         latents: latents.map(|size| size as u64),
         tokens: tokens as u64,
