@@ -21,7 +21,7 @@ pub struct IterationMetrics {
     pub iteration: u64,
     /// Optimizer updates made so far.
     pub updates: u64,
-    /// Model forwards of one sample, rollouts and updates; see [`Work::forwards`].
+    /// Model forwards of one sample, rollouts and updates; see [`crate::sharing::Work::forwards`].
     pub forwards: u64,
     /// Mean reward of the rollouts.
     pub reward_mean: f64,

@@ -21,7 +21,7 @@ pub struct Job<'a> {
 pub struct Queue<'a>(SyncSender<Job<'a>>);
 
 impl<'a> Queue<'a> {
-    /// Waits where the reward is behind by [`QUEUE`] jobs.
+    /// Waits where the reward is behind by two jobs.
     pub fn put(&self, job: Job<'a>) {
         let waiting = Cell::new(Some(job));
         help_until(|| match waiting.take().map(|job| self.0.try_send(job)) {
