@@ -7,7 +7,7 @@
 //!
 //! Memory is N x_i and the graph of one block, instead of the graphs of N blocks; the price is one more forward pass. On the CPU in f32 the
 //! gradients are bit for bit those of the plain graph: a block's operations are the same, and where several parts use one
-//! tensor, the contributions are added in the order in which the engine adds them (see [`Branch::backward_start`]).
+//! tensor, the contributions are added in the order in which the engine adds them (see `Branch::backward_start`).
 //!
 //! Legend: `B` batch, `L` tokens, `D` features, `T` text tokens, `S` = 1 or L, `N` blocks.
 

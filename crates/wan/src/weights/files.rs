@@ -81,7 +81,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Checks that the files hold what a model will ask for, before anything is read. `ignored` as for [`Weights::finish`].
+    /// Checks that the files hold what a model will ask for, before anything is read. `ignored` as for [`super::Weights::finish`].
     ///
     /// # Errors
     /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor.
