@@ -109,7 +109,8 @@ fn write(path: &Path, score: &RewardBreakdown) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut file = tempfile::Builder::new().prefix(".writing-").tempfile_in(folder)?;
     file.write_all(serde_json::to_string(score)?.as_bytes())?;
-    file.as_file().sync_all()?;
+    // Not synced, unlike everything else that is written: a file that a power cut spoils is computed again, and a busy disk would hold up
+    // every sample.
     file.persist(path)?;
     Ok(())
 }

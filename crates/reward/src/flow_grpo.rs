@@ -14,7 +14,7 @@ use crate::error::require;
 use crate::http::{check_batching, check_url, one};
 use crate::net::{Client, ConnectionSettings};
 use crate::pickle::{self, Pickled};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, parallel};
+use crate::{Aggregation, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
 
 /// `type = "flow-grpo"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,6 +110,11 @@ impl FlowGrpoReward {
     pub fn new(settings: FlowGrpoSettings) -> Result<Self, SetupError> {
         settings.validate()?;
         Ok(Self { client: Client::new(&settings.url, settings.connection), settings })
+    }
+
+    /// The same, giving up once it is asked to.
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { client: self.client.with_stop(stop), ..self }
     }
 
     fn score_chunk(&self, chunk: &[Sample<'_>]) -> Result<Vec<Result<RewardBreakdown, String>>, String> {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::net::{Client, ConnectionSettings};
 use crate::protocol::{Info, PROTOCOL, Wire, beginning};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError};
+use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
 
 /// `type = "http"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,6 +108,11 @@ impl HttpReward {
             concurrency: settings.concurrency,
         };
         Ok(Self { client: Client::new(&settings.url, settings.connection), wire, settings, info: OnceLock::new() })
+    }
+
+    /// The same, giving up once it is asked to.
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { client: self.client.with_stop(stop), ..self }
     }
 
     /// What the server says of itself; asked once.

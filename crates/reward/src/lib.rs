@@ -16,6 +16,7 @@ mod guarded;
 mod parallel;
 mod select;
 mod shapes_reward;
+mod stop;
 mod weighted;
 
 pub mod builtin;
@@ -36,7 +37,8 @@ pub use error::{RewardError, SetupError};
 pub use guarded::Guarded;
 pub use select::FrameSelection;
 pub use shapes_reward::ShapesReward;
-pub use spec::{RewardEntry, RewardSpec, build};
+pub use spec::{BuildOptions, RewardEntry, RewardSpec, build};
+pub use stop::Stop;
 pub use weighted::Weighted;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What a recipe says about a reward, and how that becomes one.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde::de::Error as _;
 use serde::ser::Error as _;
@@ -13,7 +13,7 @@ use crate::command::{CommandReward, CommandSettings};
 use crate::error::require;
 use crate::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
 use crate::http::{HttpReward, HttpSettings};
-use crate::{Cached, Guarded, Reward, SetupError, ShapesReward, Weighted};
+use crate::{Cached, Guarded, Reward, SetupError, ShapesReward, Stop, Weighted};
 
 /// One `[[reward]]`: what every kind has, and the settings of its own kind beside them.
 ///
@@ -36,6 +36,15 @@ pub struct RewardEntry {
     pub limits: Option<[f64; 2]>,
     /// Whether its values are kept on disk, where the caller has a folder for them; what is computed in this process never is.
     pub cache: bool,
+}
+
+/// What a recipe does not say.
+#[derive(Clone, Debug, Default)]
+pub struct BuildOptions {
+    /// Where values are kept; without it, nowhere.
+    pub cache: Option<PathBuf>,
+    /// Ends waiting.
+    pub stop: Stop,
 }
 
 /// A kind of reward with its settings.
@@ -94,15 +103,15 @@ impl RewardEntry {
         require(low < high, "limits", format!("[{low}, {high}]"), "[low, high] with low < high", "leave it out to allow every finite value")
     }
 
-    /// The reward, under its name and held to the contract; its values are kept in the folder `cache`, if there is one.
+    /// The reward, under its name and held to the contract.
     ///
     /// # Errors
     /// A value that cannot be used. Servers are not contacted: see [`Reward::prepare`].
-    pub fn build(&self, cache: Option<&Path>) -> Result<Box<dyn Reward>, SetupError> {
+    pub fn build(&self, options: &BuildOptions) -> Result<Box<dyn Reward>, SetupError> {
         self.validate()?;
-        let reward = self.spec.build().map_err(|error| error.of(&self.shown_name()))?;
+        let reward = self.spec.build(&options.stop).map_err(|error| error.of(&self.shown_name()))?;
         // The guard is outside: it also holds what was kept to the limits of today.
-        let reward = match cache {
+        let reward = match &options.cache {
             Some(folder) if self.cache => Box::new(Cached::new(reward, folder)),
             _ => reward,
         };
@@ -118,8 +127,8 @@ impl RewardEntry {
 ///
 /// # Errors
 /// The first entry that cannot be used.
-pub fn build(entries: &[RewardEntry], cache: Option<&Path>) -> Result<Weighted, SetupError> {
-    let one = |entry: &RewardEntry| Ok((entry.weight, entry.build(cache)?));
+pub fn build(entries: &[RewardEntry], options: &BuildOptions) -> Result<Weighted, SetupError> {
+    let one = |entry: &RewardEntry| Ok((entry.weight, entry.build(options)?));
     Ok(Weighted::new(entries.iter().map(one).collect::<Result<_, _>>()?))
 }
 
@@ -145,7 +154,7 @@ impl RewardSpec {
         }
     }
 
-    fn build(&self) -> Result<Box<dyn Reward>, SetupError> {
+    fn build(&self, stop: &Stop) -> Result<Box<dyn Reward>, SetupError> {
         let frame = |measure, &settings: &FrameSettings| Box::new(FrameReward { measure, settings });
         Ok(match self {
             Self::Shapes {} => Box::new(ShapesReward),
@@ -157,10 +166,10 @@ impl RewardSpec {
             Self::MotionSmoothness {} => Box::new(ClipReward(ClipMeasure::MotionSmoothness)),
             Self::DynamicDegree {} => Box::new(ClipReward(ClipMeasure::DynamicDegree)),
             Self::TemporalFlicker {} => Box::new(ClipReward(ClipMeasure::TemporalFlicker)),
-            Self::Http(settings) => Box::new(HttpReward::new(settings.clone())?),
-            Self::Command(settings) => Box::new(CommandReward::new(settings.clone())?),
-            Self::Chat(settings) => Box::new(ChatReward::new(settings.clone())?),
-            Self::FlowGrpo(settings) => Box::new(FlowGrpoReward::new(settings.clone())?),
+            Self::Http(settings) => Box::new(HttpReward::new(settings.clone())?.with_stop(stop.clone())),
+            Self::Command(settings) => Box::new(CommandReward::new(settings.clone())?.with_stop(stop.clone())),
+            Self::Chat(settings) => Box::new(ChatReward::new(settings.clone())?.with_stop(stop.clone())),
+            Self::FlowGrpo(settings) => Box::new(FlowGrpoReward::new(settings.clone())?.with_stop(stop.clone())),
         })
     }
 }

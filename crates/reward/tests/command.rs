@@ -3,11 +3,13 @@
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{clips, mean_byte, python};
 use reward::command::{CommandReward, CommandSettings};
-use reward::{Reward, Sample, Scored};
+use reward::{Reward, Sample, Scored, Stop};
 
 /// What a user writes, in full.
 const MEAN: &str = r#"
@@ -138,4 +140,19 @@ fn identity_changes_with_the_script() {
     let first = reward(folder.path(), MEAN, |_| {}).identity();
     assert_eq!(first, reward(folder.path(), MEAN, |_| {}).identity());
     assert_ne!(first, reward(folder.path(), &with("pass"), |_| {}).identity());
+}
+
+#[test]
+fn a_request_to_stop_ends_the_wait() {
+    let folder = tempfile::tempdir().expect("folder");
+    let flag = Arc::new(AtomicUsize::new(0));
+    let reward = reward(folder.path(), &with("time.sleep(600)"), |settings| settings.timeout_s = 60.0).with_stop(Stop::new(flag.clone()));
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        flag.store(15, Ordering::Relaxed);
+    });
+    let error = score(&reward, 3).remove(0).expect_err("stopped").to_string();
+    assert!(error.contains("given up: the run was asked to stop"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{Server, python, reward_server, root};
 use reward::http::HttpSettings;
-use reward::{Reward, RewardEntry, RewardSpec, Sample};
+use reward::{BuildOptions, Reward, RewardEntry, RewardSpec, Sample};
 use video::Frames;
 
 /// The code blocks whose first line is "```LANGUAGE NAME", or "```LANGUAGE" for an empty name.
@@ -65,7 +65,7 @@ fn the_function_is_served() {
     let mut entry = recipes().into_iter().find(|entry| entry.spec.kind() == "http").expect("the first recipe");
     let RewardSpec::Http(HttpSettings { url, .. }) = &mut entry.spec else { panic!("{entry:?}") };
     *url = server.url.clone();
-    let reward = entry.build(Some(folder.path())).expect("settings");
+    let reward = entry.build(&BuildOptions { cache: Some(folder.path().to_owned()), ..BuildOptions::default() }).expect("settings");
     reward.prepare().expect("it is there");
     assert_eq!(redness(&reward), 0.5);
     drop(server);
@@ -80,7 +80,7 @@ fn the_program_is_run() {
     let RewardSpec::Command(settings) = &mut entry.spec else { panic!("{entry:?}") };
     assert_eq!(settings.command, ["python3", "my_command.py"]);
     settings.command = vec![python(), path];
-    assert_eq!(redness(&entry.build(None).expect("settings")), 0.5);
+    assert_eq!(redness(&entry.build(&BuildOptions::default()).expect("settings")), 0.5);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `[[reward]]` as it stands in recipes.
 
 use reward::http::HttpSettings;
-use reward::{Aggregation, FrameSelection, Reward, RewardEntry, RewardSpec, Sample, build};
+use reward::{Aggregation, BuildOptions, FrameSelection, Reward, RewardEntry, RewardSpec, Sample, build};
 use serde::{Deserialize, Serialize};
 use video::Frames;
 
@@ -117,7 +117,7 @@ fn values_are_checked_before_anything_is_contacted() {
 #[test]
 fn several_rewards_are_one_with_named_parts() {
     let text = "[[reward]]\ntype = \"brightness\"\nweight = 2\n[[reward]]\ntype = \"brightness\"\nframes = \"first\"\nname = \"first\"\nweight = -1";
-    let rewards = build(&parse(text).expect("recipe"), None).expect("rewards");
+    let rewards = build(&parse(text).expect("recipe"), &BuildOptions::default()).expect("rewards");
     assert_eq!(rewards.parts().collect::<Vec<_>>(), [("brightness", 2.0), ("first", -1.0)]);
     let frames = Frames::new(2, 1, 1, vec![0.0, 0.0, 0.0, 1.0, 1.0, 1.0]).expect("frames");
     let score = rewards.score(&[Sample::new("x", &frames)]).remove(0).expect("score");

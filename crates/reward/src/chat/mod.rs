@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::http::{check_batching, check_url};
 use crate::net::{Client, ConnectionSettings};
-use crate::{Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, parallel};
+use crate::{Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
 
 /// Stands for the prompt in templates.
 const PLACEHOLDER: &str = "{prompt}";
@@ -136,6 +136,11 @@ impl ChatReward {
         }
         let reader = settings.score.reader()?;
         Ok(Self { client, settings, reader })
+    }
+
+    /// The same, giving up once it is asked to.
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { client: self.client.with_stop(stop), ..self }
     }
 
     fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, String> {

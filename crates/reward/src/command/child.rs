@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::Stop;
+
 /// The longest answer that is read.
 const LONGEST_LINE: u64 = 16 << 20;
 
@@ -53,17 +55,21 @@ impl Process {
     /// Sends a line and waits for one.
     ///
     /// # Errors
-    /// A process that died, says too much, or takes longer than `timeout`; it is of no more use then.
-    pub fn exchange(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, String> {
+    /// A process that died, says too much, or takes longer than `timeout`, and a wait that was given up; the process is of no more use then.
+    pub fn exchange(&mut self, request: &[u8], timeout: Duration, stop: &Stop) -> Result<Vec<u8>, String> {
         let line = [request, b"\n"].concat();
-        let sent = self.requests.as_ref().is_some_and(|requests| requests.send(line).is_ok());
-        let answer = if sent { self.answers.recv_timeout(timeout) } else { Err(RecvTimeoutError::Disconnected) };
+        if self.requests.as_ref().is_none_or(|requests| requests.send(line).is_err()) {
+            return Err(self.complaint("the process ended before it was asked"));
+        }
+        let answers = &self.answers;
+        let answer = stop.poll(timeout, |slice| match answers.recv_timeout(slice) {
+            Err(RecvTimeoutError::Timeout) => None,
+            ended => Some(ended),
+        })?;
         match answer {
-            Ok(answer) => answer.map_err(|reason| self.complaint(&reason)),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(self.complaint(&format!("no answer within {:.1} s; the process is killed", timeout.as_secs_f64())))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(self.complaint("the process ended before it answered")),
+            Some(Ok(answer)) => answer.map_err(|reason| self.complaint(&reason)),
+            Some(Err(_)) => Err(self.complaint("the process ended before it answered")),
+            None => Err(self.complaint(&format!("no answer within {:.1} s; the process is killed", timeout.as_secs_f64()))),
         }
     }
 

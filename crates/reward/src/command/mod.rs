@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::error::require;
 use crate::http::{check_batching, one};
 use crate::protocol::Wire;
-use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError};
+use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
 use pool::Pool;
 
 /// `type = "command"`
@@ -110,6 +110,11 @@ impl CommandReward {
         };
         let pool = Pool::new(settings.command.clone(), settings.processes, Duration::from_secs_f64(settings.timeout_s), settings.restarts);
         Ok(Self { settings, wire, pool })
+    }
+
+    /// The same, giving up once it is asked to.
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { pool: self.pool.with_stop(stop), ..self }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::child::Process;
+use crate::Stop;
 use crate::net::{Admission, Breaker};
 
 /// Requests in a row that no process could answer before no more are tried for a while.
@@ -18,6 +19,7 @@ pub(crate) struct Pool {
     timeout: Duration,
     restarts: u32,
     breaker: Breaker,
+    stop: Stop,
     /// Places for processes; some empty.
     free: Mutex<Vec<Option<Process>>>,
     returned: Condvar,
@@ -26,7 +28,19 @@ pub(crate) struct Pool {
 impl Pool {
     pub fn new(command: Vec<String>, size: usize, timeout: Duration, restarts: u32) -> Self {
         let free = Mutex::new((0..size.max(1)).map(|_| None).collect());
-        Self { command, timeout, restarts, breaker: Breaker::new(FAILURES, COOLDOWN), free, returned: Condvar::new() }
+        Self {
+            command,
+            timeout,
+            restarts,
+            breaker: Breaker::new(FAILURES, COOLDOWN),
+            stop: Stop::default(),
+            free,
+            returned: Condvar::new(),
+        }
+    }
+
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { stop, ..self }
     }
 
     /// Starts one process.
@@ -47,11 +61,12 @@ impl Pool {
     /// # Errors
     /// What the last one met.
     pub fn exchange<T>(&self, request: &[u8], read: impl Fn(&[u8]) -> Result<T, String>) -> Result<T, String> {
+        self.stop.check()?;
         let restarts = if self.breaker.admit()? == Admission::Full { self.restarts } else { 0 };
         let mut place = self.take();
         let mut result = self.attempt(&mut place, request, &read);
         for _ in 0..restarts {
-            if result.is_ok() {
+            if result.is_ok() || self.stop.check().is_err() {
                 break;
             }
             result = self.attempt(&mut place, request, &read);
@@ -66,7 +81,7 @@ impl Pool {
 
     fn attempt<T>(&self, place: &mut Option<Process>, request: &[u8], read: &impl Fn(&[u8]) -> Result<T, String>) -> Result<T, String> {
         let mut process = place.take().map_or_else(|| Process::start(&self.command), Ok)?;
-        let answer = process.exchange(request, self.timeout)?;
+        let answer = process.exchange(request, self.timeout, &self.stop)?;
         let result = read(&answer)?;
         *place = Some(process);
         Ok(result)

@@ -8,9 +8,9 @@ use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
 use super::{Admission, Breaker};
-use crate::SetupError;
 use crate::error::require;
 use crate::protocol::beginning;
+use crate::{SetupError, Stop};
 
 /// How long to wait, how often to ask, and when to stop asking.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,6 +85,7 @@ pub struct Client {
     headers: Vec<(&'static str, String)>,
     settings: ConnectionSettings,
     breaker: Breaker,
+    stop: Stop,
 }
 
 impl Client {
@@ -100,13 +101,25 @@ impl Client {
             .user_agent("flash-grpo")
             .build();
         let breaker = Breaker::new(settings.breaker_failures, seconds(settings.breaker_cooldown_s));
-        Self { agent: config.into(), url: url.trim_end_matches('/').to_owned(), headers: Vec::new(), settings, breaker }
+        Self {
+            agent: config.into(),
+            url: url.trim_end_matches('/').to_owned(),
+            headers: Vec::new(),
+            settings,
+            breaker,
+            stop: Stop::default(),
+        }
     }
 
     /// The same with a header in every request.
     pub fn with_header(mut self, name: &'static str, value: String) -> Self {
         self.headers.push((name, value));
         self
+    }
+
+    /// The same, giving up once it is asked to.
+    pub fn with_stop(self, stop: Stop) -> Self {
+        Self { stop, ..self }
     }
 
     /// Posts `body`; the answer's body. `key` names the call: the jitter between attempts is a function of it.
@@ -141,6 +154,7 @@ impl Client {
     }
 
     fn call(&self, key: &str, attempt: impl Fn(Duration) -> Result<Vec<u8>, Failure>) -> Result<Vec<u8>, String> {
+        self.stop.check()?;
         let admission = self.breaker.admit()?;
         let (start, budget) = (Instant::now(), Duration::from_secs_f64(self.settings.budget_s));
         for number in 1u32.. {
@@ -161,7 +175,7 @@ impl Client {
                 let (seconds, plural) = (start.elapsed().as_secs_f64(), if number == 1 { "" } else { "s" });
                 return Err(format!("gave up after {number} attempt{plural} in {seconds:.1} s: {reason}"));
             }
-            std::thread::sleep(wait);
+            self.stop.sleep(wait)?;
         }
         Err("no attempt was made".to_owned())
     }
