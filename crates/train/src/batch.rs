@@ -89,6 +89,7 @@ impl Batch {
         });
         clock.lap("reward");
         watch(Event::Done);
+        trainer.stop.check()?; // scores that were given up are no failures
         Ok((rollouts?, scores))
     }
 

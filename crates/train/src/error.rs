@@ -15,7 +15,9 @@ pub enum Error {
     #[error("{0}\nhint: {hint}", hint = .0.hint())]
     Grpo(#[from] grpo::Error),
     /// A reward that cannot score.
-    #[error("{0}\nhint: every prompt must be one that the reward understands")]
+    #[error(
+        "{0}\nhint: prompts must be such as the reward understands, and servers must answer; a run that was begun goes on with `--resume`"
+    )]
     Reward(#[from] reward::RewardError),
     /// A reward that cannot be used at all.
     #[error(transparent)]

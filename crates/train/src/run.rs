@@ -73,8 +73,7 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     let folder = RunFolder::open(&settings.output_dir, *begin != Begin::New)?;
     let resumed = checkpoint_of(begin, &folder, &settings, watch)?;
     let mut seconds = Seconds::default();
-    let mut trainer = seconds.time("load", || Trainer::new(settings, device))?;
-    trainer.stop = stop.clone();
+    let mut trainer = seconds.time("load", || Trainer::with_stop(settings, stop.clone(), device))?;
     watch(Event::Note(&describe(&trainer)));
     let checks = match &resumed {
         Some(checkpoint) => checkpoint.manifest.checks.clone(),

@@ -13,7 +13,7 @@ use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
 use grpo::{GroupLayout, LossWeights, Recipe, Schedule};
-use reward::{Reward, RewardBreakdown, Weighted};
+use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
 use video::Frames;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
@@ -72,10 +72,19 @@ impl Trainer {
     /// # Errors
     /// Files that are missing or do not fit; a recipe that the model cannot serve.
     pub fn new(settings: Settings, device: &Device) -> Result<Self> {
+        Self::with_stop(settings, Stop::default(), device)
+    }
+
+    /// The same, which gives up waiting for rewards when it is asked to stop.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_stop(settings: Settings, stop: Stop, device: &Device) -> Result<Self> {
         settings.check_files()?;
-        let cache = Some(settings.scoring.cache.as_path()).filter(|folder| !folder.as_os_str().is_empty());
-        let reward = reward::build(&settings.reward, cache)?;
-        let eval_reward = if settings.eval_reward.is_empty() { None } else { Some(reward::build(&settings.eval_reward, cache)?) };
+        let cache = Some(settings.scoring.cache.clone()).filter(|folder| !folder.as_os_str().is_empty());
+        let options = BuildOptions { cache, stop: reward::Stop::new(stop.flag()) };
+        let reward = reward::build(&settings.reward, &options)?;
+        let eval_reward = if settings.eval_reward.is_empty() { None } else { Some(reward::build(&settings.eval_reward, &options)?) };
         let train_texts = prompts::texts(&settings.prompts.train, "prompts.train")?;
         let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
         eval_texts.truncate(settings.eval.num_prompts);
@@ -103,7 +112,7 @@ impl Trainer {
             optimizer,
             ema,
             collective: Box::new(Alone),
-            stop: Stop::default(),
+            stop,
             device: device.clone(),
             settings,
         })
