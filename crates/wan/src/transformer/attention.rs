@@ -50,17 +50,22 @@ impl LinearMemoryAttention for Flex {}
 
 #[cfg(feature = "gpu")]
 impl LinearMemoryAttention for Cube {
-    /// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
     fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [b, h, l, d] = q.shape().dims::<4>();
-        let (scale, k_t) = (1.0 / (d as f64).sqrt(), Self::float_transpose(k));
-        let chunk = |from: usize| {
-            let q = Self::float_mul_scalar(query_rows::<Self>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
-            let scores = Self::float_add(Self::float_matmul(q, k_t.clone()), bias.clone());
-            Self::float_matmul(Self::softmax(scores, 3), v.clone())
-        };
-        Self::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
+        in_chunks::<Self>(q, k, v, bias)
     }
+}
+
+/// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
+#[cfg(feature = "gpu")]
+fn in_chunks<B: Backend>(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+    let [b, h, l, d] = q.shape().dims::<4>();
+    let (scale, k_t) = (1.0 / (d as f64).sqrt(), B::float_transpose(k));
+    let chunk = |from: usize| {
+        let q = B::float_mul_scalar(query_rows::<B>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
+        let scores = B::float_add(B::float_matmul(q, k_t.clone()), bias.clone());
+        B::float_matmul(B::softmax(scores, 3), v.clone())
+    };
+    B::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
 }
 
 impl<B: Backend + LinearMemoryAttention, C: CheckpointStrategy> LinearMemoryAttention for Autodiff<B, C> {
