@@ -50,17 +50,22 @@ impl LinearMemoryAttention for Flex {}
 
 #[cfg(feature = "gpu")]
 impl LinearMemoryAttention for Cube {
-    /// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
     fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [b, h, l, d] = q.shape().dims::<4>();
-        let (scale, k_t) = (1.0 / (d as f64).sqrt(), Self::float_transpose(k));
-        let chunk = |from: usize| {
-            let q = Self::float_mul_scalar(query_rows::<Self>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
-            let scores = Self::float_add(Self::float_matmul(q, k_t.clone()), bias.clone());
-            Self::float_matmul(Self::softmax(scores, 3), v.clone())
-        };
-        Self::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
+        in_chunks::<Self>(q, k, v, bias)
     }
+}
+
+/// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
+#[cfg(any(feature = "gpu", test))]
+fn in_chunks<B: Backend>(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+    let [b, h, l, d] = q.shape().dims::<4>();
+    let (scale, k_t) = (1.0 / (d as f64).sqrt(), B::float_transpose(k));
+    let chunk = |from: usize| {
+        let q = B::float_mul_scalar(query_rows::<B>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
+        let scores = B::float_add(B::float_matmul(q, k_t.clone()), bias.clone());
+        B::float_matmul(B::softmax(scores, 3), v.clone())
+    };
+    B::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
 }
 
 impl<B: Backend + LinearMemoryAttention, C: CheckpointStrategy> LinearMemoryAttention for Autodiff<B, C> {
@@ -144,4 +149,27 @@ fn accumulate<B: Backend>(sum: &mut Option<FloatTensor<B>>, term: FloatTensor<B>
         None => term,
         Some(sum) => B::float_add(sum, term),
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+    use grpo::random::{Key, Purpose};
+
+    fn normals(prompt: u64, shape: [usize; 4]) -> Tensor<4> {
+        let key = Key { seed: 1, iteration: 0, prompt, rollout: 0, purpose: Purpose::Data };
+        Tensor::from_data(TensorData::new(key.normals(shape.iter().product()), shape), &Device::flex())
+    }
+
+    #[test]
+    fn chunks_of_queries_give_what_all_of_them_give() {
+        let (queries, keys) = ([2, 3, CHUNK + 188, 8], [2, 3, 9, 8]);
+        let (q, k, v, bias) = (normals(1, queries), normals(2, keys), normals(3, keys), normals(4, [1, 1, 1, 9]));
+        let whole = attention(q.clone(), k.clone(), v.clone(), Some(&bias));
+        let [q, k, v, bias] = [q, k, v, bias].map(Tensor::into_dispatch);
+        let chunked = Tensor::<4>::from_dispatch(in_chunks::<Dispatch>(q, k, v, bias));
+        let worst = crate::weights::to_floats((chunked - whole).abs().max())[0];
+        assert!(worst < 2e-6, "{worst:e}");
+    }
 }
