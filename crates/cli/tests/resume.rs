@@ -237,9 +237,9 @@ fn changed_recipes_are_shown_and_refused() {
     finish(&mut train(folder.path()));
     let mut transcript = String::new();
     for (arguments, code) in [
-        (vec!["--set", "optimizer.learning_rate=5e-4", "--set", "rollout.group_size=2"], 2),
+        (vec!["--set", "optimizer.learning_rate=1e-3", "--set", "rollout.group_size=2"], 2),
         (vec!["--set", "train.iterations=7", "--set", "checkpoint.keep_last=1"], 0),
-        (vec!["--set", "optimizer.learning_rate=5e-4", "--set", "train.iterations=8", "--allow-change"], 0),
+        (vec!["--set", "optimizer.learning_rate=1e-3", "--set", "train.iterations=8", "--allow-change"], 0),
     ] {
         let output = train(folder.path()).args(&arguments).output().expect("the program runs");
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
