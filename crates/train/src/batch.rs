@@ -154,7 +154,7 @@ impl Batch {
 
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
         let rollout = match trainer.recipe.initial_noise {
-            InitialNoise::Independent => trainer.layout.rollout(sample) as u64,
+            InitialNoise::Independent => self.layout.rollout(sample) as u64,
             InitialNoise::SharedInGroup => 0,
         };
         self.key(trainer, sample, rollout, Purpose::InitialNoise)
@@ -162,12 +162,12 @@ impl Batch {
 
     /// Each step of a rollout has its own stream: the step is folded into the rollout's coordinate.
     fn step_key(&self, trainer: &Trainer, sample: usize, step: usize) -> Key {
-        let rollout = trainer.layout.rollout(sample) as u64 + ((step as u64) << 32);
+        let rollout = self.layout.rollout(sample) as u64 + ((step as u64) << 32);
         self.key(trainer, sample, rollout, Purpose::StepNoise)
     }
 
     fn key(&self, trainer: &Trainer, sample: usize, rollout: u64, purpose: Purpose) -> Key {
-        Key { seed: trainer.settings.seed, iteration: self.index, prompt: trainer.layout.prompt(sample) as u64, rollout, purpose }
+        Key { seed: trainer.settings.seed, iteration: self.index, prompt: self.layout.prompt(sample) as u64, rollout, purpose }
     }
 
     /// The micro-batches of every update, with their advantages.

@@ -9,6 +9,7 @@ use crate::stats::{mean, std_of};
 use crate::trainer::Trainer;
 use crate::update::accumulate;
 use burn::tensor::Tensor;
+use grpo::GroupLayout;
 use reward::RewardBreakdown;
 use serde::{Deserialize, Serialize};
 use wan::weights::to_floats;
@@ -40,7 +41,7 @@ pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckRepor
     let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
     check_noise(noise_power)?;
     let rewards = scores.into_iter().collect::<std::result::Result<Vec<RewardBreakdown>, _>>()?;
-    let reward_group_std = check_rewards(trainer, &rewards.iter().map(|reward| reward.value).collect::<Vec<_>>())?;
+    let reward_group_std = check_rewards(&batch.layout, &rewards.iter().map(|reward| reward.value).collect::<Vec<_>>())?;
     let advantages = batch.advantages(trainer, &rewards);
     let updates = batch.transitions(&rollouts, &advantages);
     let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &updates[0]);
@@ -69,12 +70,11 @@ fn check_noise(noise_power: f64) -> Result<()> {
     failed("stochastic step", found, "a deterministic step has no probability to learn from: check `method.noise_level`")
 }
 
-fn check_rewards(trainer: &Trainer, rewards: &[f64]) -> Result<f64> {
+fn check_rewards(layout: &GroupLayout, rewards: &[f64]) -> Result<f64> {
     if let Some(bad) = rewards.iter().position(|r| !r.is_finite()) {
         let found = format!("sample {bad} has reward {}", rewards[bad]);
         return failed("rewards", found, "a reward must be a finite number");
     }
-    let layout = &trainer.layout;
     let spread = mean((0..layout.num_prompts()).map(|p| std_of(&rewards[layout.samples(p)])));
     if spread > 1e-9 {
         return Ok(spread);

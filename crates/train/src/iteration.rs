@@ -170,7 +170,7 @@ impl Batch {
         let finite =
             |values: &[RewardBreakdown]| -> Vec<f64> { values.iter().map(|reward| reward.value).filter(|v| v.is_finite()).collect() };
         let values = finite(rewards);
-        let groups: Vec<f64> = (0..trainer.layout.num_prompts()).map(|p| std_of(&finite(&rewards[trainer.layout.samples(p)]))).collect();
+        let groups: Vec<f64> = (0..self.layout.num_prompts()).map(|p| std_of(&finite(&rewards[self.layout.samples(p)]))).collect();
         let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));
         IterationMetrics {
             iteration: self.index,

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
-use grpo::{GroupLayout, LossWeights, Recipe, Schedule};
+use grpo::{LossWeights, Recipe, Schedule};
 use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
 use video::Frames;
 use wan::pipeline::WanPipeline;
@@ -30,8 +30,6 @@ pub struct Trainer {
     pub objective: Objective,
     /// The grid of the evaluation.
     pub eval_schedule: Schedule,
-    /// Groups of an iteration.
-    pub layout: GroupLayout,
     /// What is trained.
     pub policy: Policy,
     /// Latents to frames.
@@ -101,7 +99,6 @@ impl Trainer {
             recipe: settings.recipe(),
             objective: objective(&settings)?,
             eval_schedule: settings.eval_schedule()?,
-            layout: GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?,
             policy,
             vae,
             train_prompts,
