@@ -26,6 +26,8 @@ pub mod command;
 pub mod flow_grpo;
 pub mod http;
 pub mod net;
+pub mod ocr;
+pub mod onnx;
 pub mod pickle;
 pub mod protocol;
 

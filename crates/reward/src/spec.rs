@@ -13,6 +13,8 @@ use crate::command::{CommandReward, CommandSettings};
 use crate::error::require;
 use crate::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
 use crate::http::{HttpReward, HttpSettings};
+use crate::ocr::{OcrReward, OcrSettings};
+use crate::onnx::{OnnxReward, OnnxSettings};
 use crate::{Cached, Guarded, Reward, SetupError, ShapesReward, Stop, Weighted};
 
 /// One `[[reward]]`: what every kind has, and the settings of its own kind beside them.
@@ -77,6 +79,10 @@ pub enum RewardSpec {
     Chat(ChatSettings),
     /// [`FlowGrpoReward`]
     FlowGrpo(FlowGrpoSettings),
+    /// [`OnnxReward`]
+    Onnx(OnnxSettings),
+    /// [`OcrReward`]
+    Ocr(OcrSettings),
 }
 
 impl RewardEntry {
@@ -151,6 +157,8 @@ impl RewardSpec {
             Self::Command(settings) => settings.validate(),
             Self::Chat(settings) => settings.validate(),
             Self::FlowGrpo(settings) => settings.validate(),
+            Self::Onnx(settings) => settings.validate(),
+            Self::Ocr(settings) => settings.validate(),
         }
     }
 
@@ -170,6 +178,8 @@ impl RewardSpec {
             Self::Command(settings) => Box::new(CommandReward::new(settings.clone())?.with_stop(stop.clone())),
             Self::Chat(settings) => Box::new(ChatReward::new(settings.clone())?.with_stop(stop.clone())),
             Self::FlowGrpo(settings) => Box::new(FlowGrpoReward::new(settings.clone())?.with_stop(stop.clone())),
+            Self::Onnx(settings) => Box::new(OnnxReward::new(settings.clone())?),
+            Self::Ocr(settings) => Box::new(OcrReward::new(settings.clone())?),
         })
     }
 }

@@ -108,11 +108,11 @@ fn start(share: f32, size: f32, extent: (f32, f32), travel: f32) -> f32 {
 }
 
 /// A number between `low` and `high`, from the upper 24 bits of one draw.
-fn uniform(rng: &mut impl Rng, (low, high): (f32, f32)) -> f32 {
+pub(crate) fn uniform(rng: &mut impl Rng, (low, high): (f32, f32)) -> f32 {
     let unit = (rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32;
     low + unit * (high - low)
 }
 
-fn mix(from: [f32; 3], to: [f32; 3], share: f32) -> [f32; 3] {
+pub(crate) fn mix(from: [f32; 3], to: [f32; 3], share: f32) -> [f32; 3] {
     [0, 1, 2].map(|channel| from[channel] + share * (to[channel] - from[channel]))
 }

@@ -2,7 +2,7 @@
 
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
-use crate::settings::{PromptSource, ShapesSplit, read_prompt_file};
+use crate::settings::{PromptSource, read_prompt_file};
 use grpo::random::{Key, Purpose, partial_shuffle};
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 
@@ -79,12 +79,10 @@ impl PromptSet {
 /// # Errors
 /// A file that cannot be read or holds no usable prompt.
 pub fn texts(source: &PromptSource, field: &str) -> Result<Vec<String>> {
-    let captions = match source {
-        PromptSource::File(path) => return Ok(read_prompt_file(path, field)?),
-        PromptSource::Shapes(ShapesSplit::Train) => shapes::train_captions(),
-        PromptSource::Shapes(ShapesSplit::HeldOut) => shapes::held_out_captions(),
-    };
-    Ok(captions.iter().map(ToString::to_string).collect())
+    match source {
+        PromptSource::File(path) => Ok(read_prompt_file(path, field)?),
+        PromptSource::World(captions) => Ok(captions.texts()),
+    }
 }
 
 /// Ids of the prompts of an iteration: consecutive places of a list that is shuffled anew for every pass over the prompts.

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use train::settings::{DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, ShapesSplit, read_prompt_file};
+use train::settings::{DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file};
 
 fn recipe_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name)
@@ -138,7 +138,7 @@ fn mistakes_in_the_path() {
 fn the_default_recipe_resolves_completely() {
     let settings = with(&[]).unwrap();
     insta::assert_snapshot!("default_recipe", settings.to_toml());
-    assert_eq!(settings.prompts.eval, PromptSource::Shapes(ShapesSplit::HeldOut));
+    assert_eq!(settings.prompts.eval, PromptSource::World("shapes:held-out".parse().unwrap()));
 }
 
 /// The recipes of a folder by name, loaded.

@@ -24,8 +24,9 @@ pub(super) fn train(
 ) -> Result<AutoencoderKlWan> {
     let stage = &settings.autoencoder;
     let vae = AutoencoderKlWan::random(stage.config.clone(), settings.seed, device)?;
+    let scenes = settings.data.world.scenes();
     let mut loss_of = |step: usize| {
-        let clips: Vec<_> = (0..stage.batch_size).map(|i| clip(settings, 1 + i as u64, pick(settings, step, i)).0).collect();
+        let clips: Vec<_> = (0..stage.batch_size).map(|i| clip(settings, &scenes, 1 + i as u64, pick(settings, step, i)).0).collect();
         let x = video_tensor(&clips, device).autodiff();
         let posterior = vae.encode(x.clone());
         let (mean, logvar) = (posterior.mean, posterior.logvar);
@@ -43,6 +44,6 @@ pub(super) fn train(
 
 /// Which clip is sample `i` of `step`: no two steps see the same.
 fn pick(settings: &PretrainSettings, step: usize, i: usize) -> usize {
-    // a stride coprime to the 72 captions, so that a batch mixes colours, shapes and motions
+    // a stride coprime to the 72 captions and to the 1000 signs, so that a batch mixes what they are made of
     (step * settings.autoencoder.batch_size + i) * 31
 }

@@ -5,7 +5,7 @@ use super::settings::PretrainSettings;
 use burn::tensor::{Device, Tensor, TensorData};
 use grpo::random::{Key, Purpose, index_below};
 use rand_chacha::rand_core::Rng;
-use shapes::{Caption, RenderOptions, all_captions, render};
+use shapes::{RenderOptions, Scene};
 use video::Frames;
 use wan::vae::AutoencoderKlWan;
 use wan::weights::to_floats;
@@ -28,20 +28,22 @@ pub(super) fn video_tensor(clips: &[Frames], device: &Device) -> Tensor<5> {
     channels_last.permute([0, 4, 1, 2, 3])
 }
 
-/// The clip number `index` and its true caption.
-pub(super) fn clip(settings: &PretrainSettings, tag: u64, index: usize) -> (Frames, Caption) {
-    let captions = all_captions();
-    let caption = captions[index % captions.len()];
+/// The clip number `index` of a world with these scenes, and what it shows.
+pub(super) fn clip(settings: &PretrainSettings, scenes: &[Scene], tag: u64, index: usize) -> (Frames, Scene) {
+    let scene = scenes[index % scenes.len()];
     let data = &settings.data;
     let options = RenderOptions { num_frames: data.num_frames, height: data.height, width: data.width };
-    (render(&caption, &mut key(settings.seed, tag, index).rng(), &options), caption)
+    (scene.render(&mut key(settings.seed, tag, index).rng(), &options), scene)
 }
 
 /// The latents of every training clip, normalised per channel.
 pub(super) struct Latents {
     /// `[N]`[Z f h w]
     values: Vec<Vec<f32>>,
-    captions: Vec<Caption>,
+    /// Of each clip.
+    shown: Vec<Scene>,
+    /// All that the world has.
+    scenes: Vec<Scene>,
     shape: [usize; 4],
     mean: Vec<f64>,
     std: Vec<f64>,
@@ -53,16 +55,17 @@ const CLIP_TAG: u64 = 100;
 impl Latents {
     /// Encodes every clip (posterior means) and measures mean and standard deviation of each channel.
     pub(super) fn encode(settings: &PretrainSettings, vae: &AutoencoderKlWan, device: &Device, report: &mut dyn FnMut(Progress)) -> Self {
-        let count = all_captions().len() * settings.data.clips_per_caption;
-        let (mut values, mut captions, mut shape) = (Vec::new(), Vec::new(), [0; 4]);
+        let scenes = settings.data.world.scenes();
+        let count = scenes.len() * settings.data.clips_per_caption;
+        let (mut values, mut shown, mut shape) = (Vec::new(), Vec::new(), [0; 4]);
         for from in (0..count).step_by(ENCODE_BATCH) {
             let to = (from + ENCODE_BATCH).min(count);
-            let (clips, names): (Vec<_>, Vec<_>) = (from..to).map(|i| clip(settings, CLIP_TAG, i)).unzip();
+            let (clips, names): (Vec<_>, Vec<_>) = (from..to).map(|i| clip(settings, &scenes, CLIP_TAG, i)).unzip();
             let latents = vae.encode(video_tensor(&clips, device)).mean;
             let [_, z, f, h, w] = latents.dims();
             shape = [z, f, h, w];
             values.extend(to_floats(latents).chunks(z * f * h * w).map(<[f32]>::to_vec));
-            captions.extend(names);
+            shown.extend(names);
             report(Progress { stage: "latents", step: to, steps: count, loss: 0.0 });
         }
         let (mean, std) = channel_statistics(&values, shape);
@@ -71,7 +74,7 @@ impl Latents {
             let channel = i / per_channel;
             *value = ((f64::from(*value) - mean[channel]) / std[channel]) as f32;
         }
-        Self { values, captions, shape, mean, std }
+        Self { values, shown, scenes, shape, mean, std }
     }
 
     /// The autoencoder with these statistics in its configuration.
@@ -90,27 +93,22 @@ impl Latents {
         for _ in 0..size {
             let index = index_below(&mut rng, self.values.len());
             values.extend_from_slice(&self.values[index]);
-            captions.push(seen_caption(&self.captions[index], settings, &mut rng));
+            captions.push(self.seen_caption(index, settings, &mut rng));
         }
         (Tensor::from_data(TensorData::new(values, [size, z, f, h, w]), device), captions)
     }
-}
 
-/// The caption with noise: each word may be another of its kind, all may be gone.
-fn seen_caption(caption: &Caption, settings: &PretrainSettings, rng: &mut impl Rng) -> String {
-    let mut caption = *caption;
-    let all = all_captions();
-    for attribute in 0..3 {
-        let (noise, other) = (uniform(rng), all[index_below(rng, all.len())]);
-        if noise < settings.data.caption_noise {
-            match attribute {
-                0 => caption.color = other.color,
-                1 => caption.shape = other.shape,
-                _ => caption.motion = other.motion,
+    /// The caption of a clip with noise: each part may be another of its kind, all may be gone.
+    fn seen_caption(&self, index: usize, settings: &PretrainSettings, rng: &mut impl Rng) -> String {
+        let mut scene = self.shown[index];
+        for part in 0..scene.parts() {
+            let (noise, other) = (uniform(rng), self.scenes[index_below(rng, self.scenes.len())]);
+            if noise < settings.data.caption_noise {
+                scene.take_from(&other, part);
             }
         }
+        if uniform(rng) < settings.data.caption_dropout { String::new() } else { scene.to_string() }
     }
-    if uniform(rng) < settings.data.caption_dropout { String::new() } else { caption.to_string() }
 }
 
 fn channel_statistics(clips: &[Vec<f32>], [z, f, h, w]: [usize; 4]) -> (Vec<f64>, Vec<f64>) {

@@ -26,8 +26,8 @@ pub(super) struct FlowModel {
 
 impl FlowModel {
     fn new(settings: &PretrainSettings, device: &Device) -> Result<Self> {
-        let captions: Vec<String> = shapes::all_captions().iter().map(ToString::to_string).collect();
-        let words: Vec<&str> = captions.iter().flat_map(|caption| caption.split_whitespace()).collect();
+        let words = settings.data.world.vocabulary();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let tokenizer_json = word_tokenizer_json(&words);
         let tokenizer = PromptTokenizer::from_json(&tokenizer_json, Path::new("tokenizer.json"))?;
         let mut config = settings.text_encoder.clone();
@@ -60,7 +60,7 @@ impl FlowModel {
         let captions: Vec<&str> = captions.iter().map(String::as_str).collect();
         let mut text = match self.text_encoder.encode_recorded(&captions, MAX_TOKENS) {
             Ok(text) => text,
-            Err(error) => panic!("captions of the embedded world always encode: {error}"),
+            Err(error) => panic!("captions of the demo worlds always encode: {error}"),
         };
         text.padded_length = PADDED_LENGTH;
         let velocity = self.transformer.forward(xt.autodiff(), &timesteps, &self.transformer.text_context(&text, true));

@@ -3,6 +3,7 @@
 use crate::optimizer::AdamWConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use shapes::World;
 use std::path::{Path, PathBuf};
 use wan::error::Error;
 use wan::transformer::TransformerConfig;
@@ -33,6 +34,9 @@ pub struct PretrainSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
+    /// What the clips show: `shapes` or `signs`.
+    #[serde(default, with = "world")]
+    pub world: World,
     /// Frames, 4k + 1.
     pub num_frames: usize,
     /// Pixels.
@@ -45,6 +49,23 @@ pub struct DataSettings {
     pub caption_noise: f64,
     /// Probability that the caption is dropped, for classifier-free guidance.
     pub caption_dropout: f64,
+}
+
+/// A world by its name.
+mod world {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use shapes::World;
+
+    pub(super) fn serialize<S: Serializer>(world: &World, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(world.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<World, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let found = World::ALL.into_iter().find(|world| world.name() == name);
+        found.ok_or_else(|| D::Error::custom(format!("unknown world `{name}`, expected `shapes` or `signs`")))
+    }
 }
 
 /// One stage: what is trained and how.

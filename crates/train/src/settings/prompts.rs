@@ -3,47 +3,34 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use shapes::{CaptionSet, World};
 
 use super::SettingsError;
 use super::error::reason;
 
-/// A set of prompts: captions of the embedded world, or a text file.
+/// A set of prompts: captions of a demo world, or a text file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum PromptSource {
-    /// `shapes:train` or `shapes:held-out`.
-    Shapes(ShapesSplit),
+    /// `shapes:train`, `shapes:held-out`, `signs:train` or `signs:held-out`.
+    World(CaptionSet),
     /// One prompt per line; blank lines and lines that start with `#` do not count.
     File(PathBuf),
-}
-
-/// Which captions of the moving-shapes world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShapesSplit {
-    /// Combinations for training.
-    Train,
-    /// Combinations that training never sees.
-    HeldOut,
 }
 
 impl TryFrom<String> for PromptSource {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        match text.strip_prefix("shapes:") {
-            Some("train") => Ok(PromptSource::Shapes(ShapesSplit::Train)),
-            Some("held-out") => Ok(PromptSource::Shapes(ShapesSplit::HeldOut)),
-            Some(_) => Err(format!("unknown variant `{text}`, expected `shapes:train` or `shapes:held-out`")),
-            None => Ok(PromptSource::File(text.into())),
-        }
+        let names_a_world = World::ALL.iter().any(|world| text.strip_prefix(world.name()).is_some_and(|rest| rest.starts_with(':')));
+        if names_a_world { text.parse().map(PromptSource::World) } else { Ok(PromptSource::File(text.into())) }
     }
 }
 
 impl From<PromptSource> for String {
     fn from(source: PromptSource) -> String {
         match source {
-            PromptSource::Shapes(ShapesSplit::Train) => "shapes:train".to_owned(),
-            PromptSource::Shapes(ShapesSplit::HeldOut) => "shapes:held-out".to_owned(),
+            PromptSource::World(captions) => captions.to_string(),
             PromptSource::File(path) => path.display().to_string(),
         }
     }
