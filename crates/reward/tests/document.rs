@@ -52,7 +52,7 @@ fn redness(reward: &dyn Reward) -> f64 {
 fn every_recipe_is_valid() {
     let recipes = recipes();
     recipes.iter().for_each(|entry| entry.validate().expect("valid"));
-    for kind in ["shapes", "http", "command", "chat", "flow-grpo"] {
+    for kind in ["shapes", "http", "command", "chat", "flow-grpo", "onnx", "ocr"] {
         assert!(recipes.iter().any(|entry| entry.spec.kind() == kind), "no example of `{kind}`");
     }
 }
