@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Iterations over which noisy curves are averaged.
 pub(crate) const WINDOW: usize = 10;
@@ -220,6 +221,7 @@ fn charts(run: &Run) -> Vec<Markup> {
     let all = [
         ("reward", reward),
         (&*parts_title, parts(run)),
+        ("which reward decides: correlation with the advantages", deciding(run)),
         ("spread of the reward within groups", vec![metric("reward_group_std")]),
         ("gradient norm before clipping", vec![metric("grad_norm")]),
         ("share of clipped ratios", vec![metric("clip_fraction")]),
@@ -227,7 +229,29 @@ fn charts(run: &Run) -> Vec<Markup> {
         ("KL to the reference", non_zero(metric("kl"))),
         ("seconds per iteration", times(run)),
     ];
-    all.iter().map(|(title, series)| figure(&Axes::iterations(title), series, Size::Normal)).collect()
+    let over_iterations = all.iter().map(|(title, series)| figure(&Axes::iterations(title), series, Size::Normal));
+    over_iterations.chain(by_step(run)).collect()
+}
+
+/// What each denoising step contributed, over the whole run.
+fn by_step(run: &Run) -> Vec<Markup> {
+    let of = |title: &str, key: &str| {
+        let axes = Axes { title, x: "denoising step", y: None };
+        figure(&axes, &[Series::line(0, title, step_means(&run.metrics, key))], Size::Normal)
+    };
+    vec![of("weight of the loss by denoising step", "weight"), of("gradient at the velocity by denoising step", "gradient")]
+}
+
+/// (step, mean over its transitions of the entry `key`), in the order of the steps.
+fn step_means(lines: &[Value], key: &str) -> Vec<(f64, f64)> {
+    let mut sums: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
+    for (step, entry) in lines.iter().filter_map(|line| line.get("steps")?.as_object()).flatten() {
+        let (Ok(step), Some(value), Some(count)) = (step.parse(), number(entry, key), number(entry, "transitions")) else { continue };
+        let (sum, weight) = sums.entry(step).or_default();
+        *sum += count * value;
+        *weight += count;
+    }
+    sums.into_iter().map(|(step, (sum, weight))| (step as f64, sum / weight)).collect()
 }
 
 fn non_zero(series: Series) -> Vec<Series> {
@@ -239,6 +263,15 @@ fn parts(run: &Run) -> Vec<Series> {
     let names = first.into_iter().flat_map(|parts| parts.keys()).filter(|name| name.contains('.'));
     let of = |(i, name): (usize, &String)| series(run, i, name, |line| line.get("reward_components")?.get(name)?.as_f64()).smooth(WINDOW);
     names.enumerate().map(of).collect()
+}
+
+/// Nothing for a single reward.
+fn deciding(run: &Run) -> Vec<Series> {
+    let first = run.metrics.first().and_then(|line| line.get("reward_advantages")).and_then(Value::as_object);
+    let of = |(i, name): (usize, &String)| {
+        series(run, i, name, |line| number(line.get("reward_advantages")?.get(name)?, "correlation")).smooth(WINDOW)
+    };
+    first.into_iter().flat_map(|rewards| rewards.keys()).enumerate().map(of).collect()
 }
 
 fn times(run: &Run) -> Vec<Series> {

@@ -6,13 +6,15 @@ use crate::iteration::Clock;
 use crate::prompts;
 use crate::replay::TransitionBatch;
 use crate::rollout::{Rollouts, Start, rollout};
+use crate::reward_advantage::RewardAdvantage;
 use crate::scoring::{Job, overlapped};
 use crate::settings::{Combination, Settings};
 use crate::sharing::{Shares, Work};
 use crate::trainer::Trainer;
 use burn::tensor::{Tensor, TensorData};
 use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
-use reward::{RewardBreakdown, Scored, group_normalised, per_reward};
+use reward::{Normalised, RewardBreakdown, Scored, group_normalised, per_reward};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The samples of an iteration: which prompts, which steps.
@@ -102,15 +104,27 @@ impl Batch {
     pub fn advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown]) -> Vec<f64> {
         let values: Vec<f64> = match trainer.settings.scoring.combination {
             Combination::WeightedSum => rewards.iter().map(|reward| reward.value).collect(),
-            Combination::GroupNormalised => {
-                let present: Vec<Option<&RewardBreakdown>> =
-                    rewards.iter().map(|reward| reward.value.is_finite().then_some(reward)).collect();
-                let (names, weights): (Vec<&str>, Vec<f64>) = trainer.reward.parts().unzip();
-                let groups: Vec<Range<usize>> = (0..self.layout.num_prompts()).map(|prompt| self.layout.samples(prompt)).collect();
-                group_normalised(&per_reward(&present, names.into_iter()), &weights, &groups).values
-            }
+            Combination::GroupNormalised => self.normalised(trainer, rewards).values,
         };
         advantages(&values, &self.layout, trainer.recipe.advantage, trainer.settings.train.advantage_clip)
+    }
+
+    /// Each reward normalised within its groups.
+    fn normalised(&self, trainer: &Trainer, rewards: &[RewardBreakdown]) -> Normalised {
+        let present: Vec<Option<&RewardBreakdown>> = rewards.iter().map(|reward| reward.value.is_finite().then_some(reward)).collect();
+        let (names, weights): (Vec<&str>, Vec<f64>) = trainer.reward.parts().unzip();
+        let groups: Vec<Range<usize>> = (0..self.layout.num_prompts()).map(|prompt| self.layout.samples(prompt)).collect();
+        group_normalised(&per_reward(&present, names.into_iter()), &weights, &groups)
+    }
+
+    /// How each of several rewards took part; nothing for a single one.
+    pub fn reward_advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown], advantages: &[f64]) -> BTreeMap<String, RewardAdvantage> {
+        let names: Vec<&str> = trainer.reward.parts().map(|(name, _)| name).collect();
+        if names.len() < 2 {
+            return BTreeMap::new();
+        }
+        let normalised = self.normalised(trainer, rewards).per_reward;
+        names.iter().zip(&normalised).map(|(name, own)| ((*name).to_owned(), RewardAdvantage::of(own, advantages))).collect()
     }
 
     /// Whether a micro-batch belongs to the first update.

@@ -5,8 +5,10 @@ use crate::error::{Error, Result};
 use crate::events::{Event, Watch};
 use crate::recording;
 use crate::replay::TransitionBatch;
+use crate::reward_advantage::RewardAdvantage;
 use crate::rollout::Rollouts;
 use crate::stats::{mean, std_of};
+use crate::step_metrics::StepMetrics;
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
 use reward::{RewardBreakdown, Scored};
@@ -33,6 +35,9 @@ pub struct IterationMetrics {
     pub zero_spread_groups: usize,
     /// Means of the rewards' parts.
     pub reward_components: BTreeMap<String, f64>,
+    /// With several rewards, how each took part in the advantages.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub reward_advantages: BTreeMap<String, RewardAdvantage>,
     /// Mean loss over the updates.
     pub loss: f64,
     /// Mean KL to the reference policy.
@@ -43,6 +48,8 @@ pub struct IterationMetrics {
     pub clip_fraction: f64,
     /// max |ratio - 1| in the first update, where it must be 0.
     pub ratio_deviation: f64,
+    /// By denoising step, over all updates.
+    pub steps: BTreeMap<usize, StepMetrics>,
     /// Power of the stochastic steps' noise relative to std^2, which must be about 1.
     pub noise_power: f64,
     /// Samples left out because their reward or a log-probability was not finite.
@@ -76,7 +83,7 @@ pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Re
     }
     let updates = batch.update(trainer, &transitions, rewards_skipped, watch)?;
     clock.lap("update");
-    Ok(batch.metrics(trainer, &rollouts, &rewards, &updates, clock))
+    Ok(batch.metrics(trainer, &rollouts, &rewards, &advantages, &updates, clock))
 }
 
 impl Batch {
@@ -164,6 +171,7 @@ impl Batch {
         trainer: &Trainer,
         rollouts: &[Rollouts],
         rewards: &[RewardBreakdown],
+        advantages: &[f64],
         updates: &[UpdateMetrics],
         clock: Clock,
     ) -> IterationMetrics {
@@ -181,6 +189,7 @@ impl Batch {
             reward_group_std: mean(groups.iter().copied()),
             zero_spread_groups: groups.iter().filter(|&&std| std < 1e-9).count(),
             reward_components: component_means(rewards),
+            reward_advantages: self.reward_advantages(trainer, rewards, advantages),
             loss: over_updates(|u| u.loss),
             kl: over_updates(|u| u.kl),
             grad_norm: over_updates(|u| u.grad_norm),
@@ -188,6 +197,7 @@ impl Batch {
             skipped_samples: rewards.len() - values.len() + updates.iter().map(|u| u.skipped.len()).sum::<usize>(),
             skipped_updates: updates.iter().filter(|u| u.is_skipped).count(),
             ratio_deviation: updates.first().map_or(0.0, UpdateMetrics::ratio_deviation),
+            steps: by_step(updates),
             noise_power: mean(rollouts.iter().map(|r| r.noise_power)),
             seconds: clock.laps,
         }
@@ -197,6 +207,14 @@ impl Batch {
 /// The reward of a sample, NaN if it has none.
 pub fn or_absent(score: Scored) -> RewardBreakdown {
     score.unwrap_or(RewardBreakdown { value: f64::NAN, components: BTreeMap::new() })
+}
+
+fn by_step(updates: &[UpdateMetrics]) -> BTreeMap<usize, StepMetrics> {
+    let mut steps: BTreeMap<usize, StepMetrics> = BTreeMap::new();
+    for (&step, metrics) in updates.iter().flat_map(|update| &update.steps) {
+        steps.entry(step).or_default().merge(metrics);
+    }
+    steps
 }
 
 fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {

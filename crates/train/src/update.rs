@@ -6,7 +6,9 @@ use crate::policy::Policy;
 use crate::replay::{Replayed, TransitionBatch, evaluate, mean_square};
 use burn::tensor::{Tensor, TensorData};
 use grpo::{LossTerm, LossWeights, NoiseLevel, PolicyLoss, RatioKind, Schedule, StepChange, Transition};
+use crate::step_metrics::{StepMetrics, velocity_gradient};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use wan::weights::to_floats;
 
 /// What turns log-probabilities into a loss.
@@ -37,6 +39,8 @@ pub struct UpdateMetrics {
     pub grad_norm: f64,
     /// Share of transitions whose ratio is outside the clip range.
     pub clip_fraction: f64,
+    /// By denoising step.
+    pub steps: BTreeMap<usize, StepMetrics>,
     /// (sample, step) of transitions without a finite log-probability: they were left out.
     #[serde(skip)]
     pub skipped: Vec<(usize, usize)>,
@@ -104,6 +108,12 @@ impl Objective {
         }
         metrics.loss += scale * terms.iter().map(|term| term.loss).sum::<f64>();
         metrics.clip_fraction += scale * terms.iter().filter(|term| term.clipped).count() as f64;
+        let squares = to_floats(replayed.mean_square_residual.clone());
+        for (i, (term, transition)) in terms.iter().zip(&transitions).enumerate() {
+            let gradient = velocity_gradient(term, transition, f64::from(squares[i]));
+            let own = StepMetrics::of(self.weights.weight(batch.steps[i]), gradient, term.clipped);
+            metrics.steps.entry(batch.steps[i]).or_default().merge(&own);
+        }
         metrics.ratio.extend(terms.iter().map(|term| term.ratio));
         metrics.log_prob.extend(&replayed.log_probs);
         replayed.backward(&surrogate, policy, gradients);
