@@ -79,6 +79,7 @@ videos = 1
 fn train(folder: &Path, name: &str, rewards: &str) -> (Vec<u8>, Vec<Value>) {
     let recipe = folder.join(format!("{name}.toml"));
     let cache = format!("[scoring]\ncache = {:?}\n", folder.join("cache").display().to_string());
+    let cache = if rewards.contains("[scoring]") { "" } else { &cache };
     std::fs::write(&recipe, format!("{SMALL}{cache}{rewards}")).expect("write");
     let run = folder.join(name);
     let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
@@ -147,6 +148,58 @@ fn rewards_from_elsewhere_train() {
     let quick = http.replace("name = \"bright\"", "name = \"bright\"\nconnection = { budget_s = 1.0, connect_timeout_s = 0.5 }");
     let message = refused(folder.path(), "gone", &quick);
     assert!(message.contains("reward `bright`") && message.contains("hint: "), "{message}");
+}
+
+/// Several rewards, each on its own scale, and what each had to say; `steps` says what every denoising step contributed.
+#[test]
+fn several_rewards_are_normalised_within_groups() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let rewards = "[[reward]]\ntype = \"shapes\"\n[[reward]]\ntype = \"jpeg-incompressibility\"\nweight = -2.0\n";
+    let (raw, _) = train(folder.path(), "raw", rewards);
+    let cache = format!("cache = {:?}\n", folder.path().join("cache").display().to_string());
+    let (normalised, metrics) = train(folder.path(), "normalised", &format!("{rewards}[scoring]\ncombination = \"group-normalised\"\n{cache}"));
+    assert_ne!(raw, normalised);
+    for line in &metrics {
+        let correlation = |name: &str| line["reward_advantages"][name]["correlation"].as_f64().expect("a correlation");
+        assert!(correlation("jpeg-incompressibility") < -0.5, "its weight of -2 decides: {line}");
+        assert!(correlation("shapes").abs() <= 1.0 + 1e-9);
+        let steps = line["steps"].as_object().expect("steps");
+        let transitions: u64 = steps.values().map(|step| step["transitions"].as_u64().expect("a count")).sum();
+        assert_eq!(transitions, 8, "every sample trains its one stochastic step: {line}");
+        assert!(steps.iter().all(|(step, entry)| ["0", "1"].contains(&step.as_str()) && entry["gradient"].as_f64() > Some(0.0)));
+    }
+}
+
+/// A network in ONNX in place of a server. Skipped without ONNX Runtime: `scripts/fetch_ocr.sh` fetches it.
+#[test]
+fn a_network_in_onnx_trains() {
+    let library = root().join("models/ocr/libonnxruntime.so");
+    if !library.is_file() {
+        return println!("skipped: run scripts/fetch_ocr.sh to have {}", library.display());
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let scorer = root().join("crates/reward/tests/fixtures/scorer.onnx");
+    let onnx = format!("[[reward]]\ntype = \"onnx\"\nmodel = {scorer:?}\nlibrary = {library:?}\nsize = [32, 32]\nframes = {{ count = 2 }}\n");
+    let (adapter, metrics) = train(folder.path(), "onnx", &onnx);
+    assert!(!adapter.is_empty());
+    assert!(metrics.iter().all(|line| line["skipped_samples"] == 0 && line["reward_group_std"].as_f64().is_some_and(|std| std > 0.0)));
+    // prompts of the moving shapes quote nothing that could be read
+    let ocr = format!("[[reward]]\ntype = \"ocr\"\nrecogniser = {:?}\nlibrary = {library:?}\n", root().join("models/ocr/recogniser.onnx"));
+    let message = refused(folder.path(), "ocr", &ocr);
+    assert!(message.contains("reward `ocr` cannot score the prompt") && message.contains("double quotes"), "{message}");
+}
+
+/// A library that is not there is said before anything is loaded, with where to get it.
+#[test]
+fn a_missing_runtime_is_said() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let scorer = root().join("crates/reward/tests/fixtures/scorer.onnx");
+    let message = refused(
+        folder.path(),
+        "missing",
+        &format!("[[reward]]\ntype = \"onnx\"\nmodel = {scorer:?}\nlibrary = \"/nowhere/libonnxruntime.so\"\nsize = [8, 8]\n"),
+    );
+    assert!(message.contains("ONNX Runtime cannot be opened") && message.contains("pip download"), "{message}");
 }
 
 /// What the command says of a recipe that it refuses before anything is trained.

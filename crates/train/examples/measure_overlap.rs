@@ -1,11 +1,11 @@
 //! How much of a slow reward is hidden behind the sampling of the next rollouts.
 //!
 //! ```text
-//! cargo run --release -p train --example measure_overlap
+//! cargo run --release --workspace --example measure_overlap
 //! ```
 //!
-//! A reward that sleeps as long, in all, as the rollouts of an iteration take to sample and decode. One after the other, that would double
-//! the time.
+//! A reward that sleeps as long, in all, as the rollouts of an iteration take to sample and decode. One after the other, both phases would add up;
+//! what is left to wait for is the reward of the last micro-batch.
 
 #![allow(clippy::print_stdout)]
 
@@ -33,25 +33,29 @@ impl Reward for Sleepy {
 }
 
 const ITERATIONS: u64 = 5;
+const ROUNDS: u64 = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
     let settings = Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), "rollout.micro_batch=8".into()])?;
     let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
     let mut trainer = Trainer::new(settings, &Device::flex())?;
-    let mut seconds = |nap: Duration, from: u64| -> Result<f64, train::Error> {
+    // seconds of an iteration, and of its rollouts
+    let mut seconds = |nap: Duration, from: u64| -> Result<[f64; 2], train::Error> {
         trainer.reward = Weighted::new(vec![(1.0, Box::new(Sleepy(nap)))]);
         iteration(&mut trainer, from, &mut |_| {})?; // warms up
-        let start = Instant::now();
+        let (start, mut rollouts) = (Instant::now(), 0.0);
         for index in 1..=ITERATIONS {
-            iteration(&mut trainer, from + index, &mut |_| {})?;
+            let phases = iteration(&mut trainer, from + index, &mut |_| {})?.seconds;
+            rollouts += ["rollout", "decode"].iter().filter_map(|phase| phases.get(phase)).sum::<f64>();
         }
-        Ok(start.elapsed().as_secs_f64() / ITERATIONS as f64)
+        Ok([start.elapsed().as_secs_f64(), rollouts].map(|seconds| seconds / ITERATIONS as f64))
     };
-    let alone = seconds(Duration::ZERO, 0)?;
-    let nap = Duration::from_secs_f64(alone / samples as f64);
-    let together = seconds(nap, 100)?;
-    println!("an iteration without waiting: {alone:.3} s; the reward alone: {alone:.3} s; together: {together:.3} s");
-    println!("ratio to the longer of the two: {:.3}", together / alone);
+    for round in 0..ROUNDS {
+        let [alone, rollouts] = seconds(Duration::ZERO, 200 * round)?;
+        let [together, _] = seconds(Duration::from_secs_f64(rollouts / samples as f64), 200 * round + 100)?;
+        println!("an iteration without waiting {alone:.3} s, of that rollouts {rollouts:.3} s; with a reward that takes as long as those {together:.3} s");
+        println!("ratio to the longer of the two: {:.3}; one after the other: {:.3}", together / alone, (alone + rollouts) / alone);
+    }
     Ok(())
 }
