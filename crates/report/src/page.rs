@@ -127,9 +127,11 @@ fn outcome(run: &Run) -> Markup {
     };
     let field = |key: &str| run.result(key).unwrap_or(f64::NAN);
     let interval = run.interval().unwrap_or([f64::NAN; 2]);
+    // one prompt has no spread that an interval could come from
+    let verdict = if field("num_prompts") < 2.0 { Verdict::Undecided } else { Verdict::of(interval) };
     html! {
         p.outcome {
-            (Verdict::of(interval).badge())
+            (verdict.badge())
             " held-out reward " (plain(field("eval_reward_before"))) " to " strong { (plain(field("eval_reward_after"))) }
             ": " (format!("{:+.3}", field("eval_reward_difference")))
             ", 95 % interval " span.interval { (format!("[{:+.3}, {:+.3}]", interval[0], interval[1])) }
