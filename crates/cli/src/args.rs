@@ -33,6 +33,9 @@ pub enum Command {
     Report(commands::report::ReportArgs),
     /// Find out whether rewards are fit to train on.
     Reward(commands::reward::RewardArgs),
+    /// Fetch a model from the hub into the cache that the Python libraries use.
+    #[cfg(feature = "download")]
+    Download(commands::download::DownloadArgs),
     /// Write a model folder of a released size with random weights, to rehearse a run.
     RandomModel(commands::random_model::RandomModelArgs),
     /// List the devices that can compute, and let each of them try.

@@ -57,6 +57,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Report(args) => commands::report::run_command(&args),
         Command::Reward(args) => commands::reward::run_command(&args),
         Command::Doctor(args) => commands::doctor::run_command(&args),
+        #[cfg(feature = "download")]
+        Command::Download(args) => commands::download::run_command(&args),
         Command::RandomModel(args) => commands::random_model::run_command(&args),
         Command::Sample(args) => commands::sample::run(&args),
     }

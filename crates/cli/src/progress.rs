@@ -8,6 +8,12 @@ pub fn bar(label: impl Into<std::borrow::Cow<'static, str>>, total: usize) -> Pr
     styled(ProgressBar::new(total as u64), "{msg:<12} {wide_bar} {pos}/{len}  {elapsed} (left: {eta})").with_message(label.into())
 }
 
+/// A bar of `total` bytes.
+#[cfg(feature = "download")]
+pub fn bytes(label: String, total: u64) -> ProgressBar {
+    styled(ProgressBar::new(total), "{msg}  {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec} (left: {eta})").with_message(label)
+}
+
 /// A sign of life for a phase of unknown length.
 pub fn spinner(label: &'static str) -> ProgressBar {
     let spinner = styled(ProgressBar::new_spinner(), "{msg:<12} {spinner} {elapsed}").with_message(label);

@@ -2,6 +2,8 @@
 
 pub mod compare;
 pub mod doctor;
+#[cfg(feature = "download")]
+pub mod download;
 pub mod eval;
 pub mod inspect;
 pub mod plan;

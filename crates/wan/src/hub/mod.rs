@@ -1,4 +1,10 @@
-//! Model ids of the Hugging Face hub, found in the cache that the Python libraries keep. Nothing is downloaded.
+//! Model ids of the Hugging Face hub, found in the cache that the Python libraries keep, and fetched into it when asked to.
+
+#[cfg(feature = "download")]
+mod download;
+
+#[cfg(feature = "download")]
+pub use download::{Hub, Progress};
 
 use crate::error::{Error, Result};
 use std::env;
@@ -50,9 +56,14 @@ impl<'a> HubId<'a> {
         (fits(organisation) && fits(name) && revision_fits).then_some(Self { organisation, name, revision })
     }
 
+    /// Where the cache keeps all that belongs to the model.
+    fn folder(&self, cache: &Path) -> PathBuf {
+        cache.join(format!("models--{}--{}", self.organisation, self.name))
+    }
+
     fn find(&self, cache: &Path) -> Result<PathBuf> {
         let Self { organisation, name, revision } = self;
-        let model = cache.join(format!("models--{organisation}--{name}"));
+        let model = self.folder(cache);
         let commit =
             std::fs::read_to_string(model.join("refs").join(revision)).map_or_else(|_| (*revision).to_owned(), |c| c.trim().to_owned());
         let snapshot = model.join("snapshots").join(&commit);
@@ -64,7 +75,7 @@ impl<'a> HubId<'a> {
     }
 }
 
-const FETCH: &str = "fetch it with `hf download ORGANISATION/NAME` (Python: huggingface_hub), or name the folder of the model";
+const FETCH: &str = "fetch it with `flash-grpo download ORGANISATION/NAME`, or `hf download` (Python: huggingface_hub), or name the folder of the model";
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,129 @@
+//! A model fetched from a server that speaks the hub's protocol, that cuts connections, and that refuses.
+
+#![cfg(feature = "download")]
+
+use assert_cmd::Command;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// The SHA-256 of `weights()`: the hub names large files by theirs.
+const ETAG: &str = "2c4085b1ab9817526311b5a5b04451140dc922067c6922a59a77e1503918357b";
+/// A SHA-256 of other bytes.
+const OTHER_ETAG: &str = "3333333333333333333333333333333333333333333333333333333333333333";
+
+fn weights() -> Vec<u8> {
+    (0..200_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// The server: what was asked for, and how often a connection is still to be cut in the middle of a file.
+struct Shared {
+    files: BTreeMap<&'static str, (Vec<u8>, String)>,
+    asked: Mutex<Vec<String>>,
+    cuts: Mutex<usize>,
+}
+
+fn serve(etag: &str, cuts: usize) -> (String, Arc<Shared>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let files = BTreeMap::from([
+        ("model_index.json", (b"{}".to_vec(), "aaaa".to_owned())),
+        ("transformer/diffusion_pytorch_model.safetensors", (weights(), etag.to_owned())),
+        ("README.md", (b"not wanted".to_vec(), "cccc".to_owned())),
+    ]);
+    let shared = Arc::new(Shared { files, asked: Mutex::default(), cuts: Mutex::new(cuts) });
+    let own = Arc::clone(&shared);
+    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &own)));
+    (url, shared)
+}
+
+fn answer(mut stream: TcpStream, shared: &Shared) {
+    let mut lines = BufReader::new(stream.try_clone().expect("a stream")).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+    let request = lines.next().unwrap_or_default();
+    let headers: Vec<String> = lines.map(|line| line.to_lowercase()).collect();
+    let range = headers.iter().find_map(|line| line.strip_prefix("range: bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+    let authorised = headers.iter().any(|line| line == "authorization: bearer secret");
+    let (method, path) = request.split_once(' ').map(|(m, rest)| (m, rest.split(' ').next().unwrap_or_default())).unwrap_or_default();
+    shared.asked.lock().expect("not poisoned").push(format!("{method} {path} {}", range.map(|r| r.to_string()).unwrap_or_default()));
+    let respond = |stream: &mut TcpStream, status: &str, extra: &str, body: &[u8], announced: usize| {
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {announced}\r\nconnection: close\r\n{extra}\r\n");
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+    };
+    if !authorised {
+        return respond(&mut stream, "401 Unauthorized", "", b"", 0);
+    }
+    if path == "/api/models/Wan-AI/Tiny/revision/main" {
+        let list: Vec<String> = shared.files.keys().map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
+        let body = format!("{{\"sha\": \"{COMMIT}\", \"siblings\": [{}]}}", list.join(","));
+        return respond(&mut stream, "200 OK", "", body.as_bytes(), body.len());
+    }
+    let Some((bytes, etag)) = path.strip_prefix(&format!("/Wan-AI/Tiny/resolve/{COMMIT}/")).and_then(|name| shared.files.get(name)) else {
+        return respond(&mut stream, "404 Not Found", "", b"", 0);
+    };
+    let etag = format!("etag: \"{etag}\"\r\n");
+    if method == "HEAD" {
+        return respond(&mut stream, "200 OK", &etag, b"", bytes.len());
+    }
+    let (status, rest) = range.map_or(("200 OK", &bytes[..]), |from| ("206 Partial Content", &bytes[from..]));
+    let mut cuts = shared.cuts.lock().expect("not poisoned");
+    let sent = if *cuts > 0 && rest.len() > 1000 {
+        *cuts -= 1;
+        &rest[..rest.len() / 2]
+    } else {
+        rest
+    };
+    respond(&mut stream, status, &etag, sent, rest.len());
+}
+
+fn download(endpoint: &str, home: &Path, token: &str) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    let command = command.args(["download", "Wan-AI/Tiny"]).env("HF_ENDPOINT", endpoint).env("HF_HOME", home).env("HF_TOKEN", token);
+    command.env_remove("HF_HUB_CACHE").env_remove("HF_HUB_OFFLINE").output().expect("runs")
+}
+
+fn message(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_model_is_fetched_as_python_lays_it_out_and_cut_connections_go_on() {
+    let home = tempfile::tempdir().expect("folder");
+    let (url, shared) = serve(ETAG, 3);
+    let output = download(&url, home.path(), "secret");
+    assert!(output.status.success(), "{}", message(&output));
+    let model = home.path().join("hub/models--Wan-AI--Tiny");
+    let snapshot = model.join("snapshots").join(COMMIT);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), snapshot.display().to_string());
+    let file = snapshot.join("transformer/diffusion_pytorch_model.safetensors");
+    assert_eq!(std::fs::read(&file).expect("the file"), weights());
+    #[cfg(unix)]
+    assert_eq!(std::fs::read_link(&file).expect("a link"), Path::new(&format!("../../../blobs/{ETAG}")));
+    assert_eq!(std::fs::read_to_string(model.join("refs/main")).expect("the ref"), COMMIT);
+    assert!(!snapshot.join("README.md").exists());
+    let gets = |shared: &Shared| -> Vec<String> {
+        let asked = shared.asked.lock().expect("not poisoned");
+        asked.iter().filter(|line| line.starts_with("GET") && line.contains("safetensors")).map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(gets(&shared), ["", "100000", "150000", "175000"], "each attempt goes on where the last one was cut off");
+    // a second time nothing is fetched again
+    assert!(download(&url, home.path(), "secret").status.success());
+    assert_eq!(gets(&shared).len(), 4);
+}
+
+#[test]
+fn what_cannot_be_fetched_is_said() {
+    let home = tempfile::tempdir().expect("folder");
+    let (url, _) = serve("bbbb", 0);
+    let text = message(&download(&url, home.path(), "wrong"));
+    assert!(text.contains("401") && text.contains("`HF_TOKEN`"), "{text}");
+    // other bytes than announced: kept nowhere
+    let (url, _) = serve(OTHER_ETAG, 0);
+    let text = message(&download(&url, home.path(), "secret"));
+    assert!(text.contains("are not the 200000 that were announced"), "{text}");
+    assert!(!home.path().join("hub/models--Wan-AI--Tiny/refs/main").exists(), "an incomplete model has no ref");
+    let text = message(&download("http://127.0.0.1:1", home.path(), ""));
+    assert!(text.contains("HF_ENDPOINT"), "{text}");
+}
