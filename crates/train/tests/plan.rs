@@ -68,6 +68,26 @@ fn the_published_run_has_the_known_cost() {
     assert_eq!(plan.work.velocities, 384.0 * 20.0);
 }
 
+fn bytes(plan: &Plan, phase: &str, part: &str) -> u64 {
+    let phase = plan.memory.iter().find(|memory| memory.phase == phase).expect("phase");
+    phase.parts.iter().find(|(name, _)| *name == part).map_or(0, |(_, bytes)| *bytes)
+}
+
+/// The branches of a large clip go through the network one after the other, those of a small one together.
+#[test]
+fn guidance_doubles_the_activations_of_small_clips_alone() {
+    let of = |size: [&str; 3], guidance: &str| {
+        let settings = recipe("flash_grpo_wan_1_3b.toml", &[size[0], size[1], size[2], &format!("sampling.guidance_scale={guidance}")]);
+        bytes(&plan(&settings, Machine::default()), "update", "activations of one block")
+    };
+    let (large, small) = (
+        ["sampling.height=480", "sampling.width=832", "sampling.num_frames=81"],
+        ["sampling.height=64", "sampling.width=64", "sampling.num_frames=9"],
+    );
+    assert_eq!(of(large, "4.5"), of(large, "1.0"));
+    assert_eq!(of(small, "4.5"), 2 * of(small, "1.0"));
+}
+
 /// In micro-batches of a whole group the common prefix is computed once.
 #[test]
 fn a_shared_prefix_saves_velocities() {

@@ -51,7 +51,7 @@ pub(super) struct Load {
 pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<PhaseMemory> {
     let resident = resident(model, load);
     let with = |phase, more: Vec<(&'static str, u64)>| PhaseMemory::new(phase, [resident.clone(), more].concat());
-    let rows = Rows::new(settings);
+    let rows = Rows::new(settings, load.tokens);
     vec![
         PhaseMemory::new("text", text(model, &load.text)),
         with("rollout", vec![("text keys and values", rows.text(model, load)), ("activations", rollout(model, load, &rows))]),
@@ -97,13 +97,13 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(settings: &Settings) -> Self {
+    fn new(settings: &Settings, tokens: u64) -> Self {
         let samples = settings.rollout.micro_batch as u64;
         if settings.sampling.guidance_scale == 1.0 {
             return Self { batch: samples, passes: 1 };
         }
         // as `replay` decides
-        match GuidanceBatching::for_tokens(crate::replay::TYPICAL_TOKENS * samples as usize) {
+        match GuidanceBatching::for_tokens((tokens * samples) as usize) {
             GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1 },
             GuidanceBatching::InTurn => Self { batch: samples, passes: 2 },
         }
