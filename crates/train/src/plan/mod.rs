@@ -15,7 +15,7 @@ pub use sizes::{ModelSizes, TextLength, Trained};
 
 use crate::batch::Batch;
 use crate::error::Result;
-use crate::settings::Settings;
+use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
 use grpo::GroupLayout;
 use serde::Serialize;
@@ -48,6 +48,8 @@ pub struct Plan {
     pub work: Work,
     /// Operations.
     pub flops: Flops,
+    /// What the transformer's frozen weights are held in.
+    pub mixed_precision: MixedPrecision,
     /// Peak memory of each phase.
     pub memory: Vec<PhaseMemory>,
     /// The machine it is planned for.
@@ -170,6 +172,7 @@ impl Plan {
             fits: machine.memory.map(|memory| peak <= memory),
             seconds: machine.flops.map(|rate| Seconds::new(&work, &flops, rate, machine)),
             advice: Vec::new(),
+            mixed_precision: settings.train.mixed_precision,
             work,
             flops,
             memory,
@@ -288,9 +291,14 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
+    let peak = peak_with(&narrowest)?;
+    if peak_with(&smallest)? > memory && peak_with(&smallest)? > peak {
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`train.mixed_precision = \"bf16\"`: peak {}, {}", gib(peak), verdict(peak)));
+    }
     let fits = |frames: usize| -> Result<bool> {
         let peak = peak_with(&|s| {
-            smallest(s);
+            narrowest(s);
             s.sampling.num_frames = frames;
         })?;
         Ok(peak <= memory)
@@ -300,11 +308,10 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         frames -= 4;
     }
     if !fits(frames)? {
-        let resident: u64 = plan.parameters.transformer * 4;
-        advice.push(format!(
-            "not even one frame of this size fits: the transformer alone takes {} in f32; use a larger device",
-            gib(resident)
-        ));
+        let mut narrow = settings.clone();
+        narrowest(&mut narrow);
+        let resident = memory::transformer(&narrow, &model.transformer);
+        advice.push(format!("not even one frame of this size fits: the transformer alone takes {}; use a larger device", gib(resident)));
     } else if frames < settings.sampling.num_frames {
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));
@@ -315,6 +322,14 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
 fn smallest(settings: &mut Settings) {
     settings.train.activation_checkpointing = true;
     settings.rollout.micro_batch = 1;
+}
+
+/// As [`smallest`], with weights in bf16 where they may be.
+fn narrowest(settings: &mut Settings) {
+    smallest(settings);
+    if settings.policy != PolicySettings::Full {
+        settings.train.mixed_precision = MixedPrecision::Bf16;
+    }
 }
 
 /// Bytes as text, in GiB, or in MiB below 1 GiB.
