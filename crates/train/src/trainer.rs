@@ -143,6 +143,15 @@ impl Trainer {
         clips(frames)
     }
 
+    /// Latents [B, C, f, h, w] of rollouts to what their rewards look at: clips that may end after the last frame that any of them needs.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_for_reward(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
+        let frames = self.reward.leading_frames(self.settings.sampling.num_frames, reward::Sample::FPS);
+        self.decode(self.vae.leading(latents, frames))
+    }
+
     /// Rewards of clips, in order: the evaluation's own, or those of training where it has none.
     ///
     /// # Errors

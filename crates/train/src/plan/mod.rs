@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
 use grpo::GroupLayout;
+use reward::{BuildOptions, Reward, Sample};
 use serde::Serialize;
 
 /// What the run has to its disposal.
@@ -118,7 +119,7 @@ pub struct Flops {
     pub text: f64,
     /// The rollouts of an iteration.
     pub rollout_phase: f64,
-    /// Decoding them.
+    /// Decoding what of them is rewarded.
     pub decode_phase: f64,
     /// The updates of an iteration.
     pub update_phase: f64,
@@ -234,7 +235,8 @@ impl Flops {
         let text = flops::encode_text(&model.text_encoder, tokens, work.text.longest);
         let branches = work.branches as f64;
         let rollout_phase = work.velocities * branches * forward.total();
-        let decode_phase = work.samples as f64 * decode;
+        let leading = model.vae.leading_latent_frames(leading_frames(settings)) as u64;
+        let decode_phase = work.samples as f64 * flops::decode(&model.vae, [leading.min(f), h, w]);
         // what sampling kept has been through the network once already
         let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
         let steps = settings.eval.num_inference_steps as f64;
@@ -243,6 +245,13 @@ impl Flops {
         let run = text + iterations + work.evaluations as f64 * evaluation;
         Self { forward, update, decode, text, rollout_phase, decode_phase, update_phase, evaluation, run }
     }
+}
+
+/// Frames of a rollout that the rewards look at; all where a reward cannot be set up here.
+fn leading_frames(settings: &Settings) -> usize {
+    let frames = settings.sampling.num_frames;
+    let reward = reward::build(&settings.reward, &BuildOptions::default());
+    reward.map_or(frames, |reward| reward.leading_frames(frames, Sample::FPS))
 }
 
 impl Seconds {
