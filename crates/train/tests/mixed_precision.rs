@@ -63,7 +63,7 @@ fn the_ratio_before_the_first_update_is_one() {
     let checks = self_check(&trainer, &mut |_| {}).expect("checks pass");
     assert_eq!((checks.ratio_deviation, checks.log_prob_noise_floor), (0.0, 0.0));
     let rounding = checks.bf16_log_prob_deviation.expect("measured in bf16");
-    assert!(rounding > 0.0 && rounding < 0.05, "{rounding:e}");
+    assert!(rounding > 0.0 && rounding < 2e-3, "{rounding:e}");
     let before = weights(&trainer);
     for index in 0..3 {
         let metrics = iteration(&mut trainer, index, &mut |_| {}).expect("iteration");
@@ -75,10 +75,10 @@ fn the_ratio_before_the_first_update_is_one() {
     assert_eq!(plain.bf16_log_prob_deviation, None);
 }
 
-/// Largest allowed `||g_bf16 - g_f32|| / ||g_f32||` of the gradient of all adapters together.
+/// Largest allowed `||g_bf16 - g_f32|| / ||g_f32||` of the gradient of all adapters together; measured 0.036.
 const GRADIENT: f64 = 0.05;
-/// Largest allowed |change| of a log-prob.
-const LOG_PROB: f64 = 0.02;
+/// Largest allowed |change| of a log-prob; measured 2e-4.
+const LOG_PROB: f64 = 1e-3;
 
 /// The gradient of one and the same recorded iteration in both.
 #[test]

@@ -144,7 +144,7 @@ fn advice_leads_to_a_run_that_fits() {
     let large = recipe("flash_grpo_wan_1_3b.toml", &["train.mixed_precision=no", "model.path=Wan2.1-T2V-14B-Diffusers"]);
     let advice = plan(&large, machine(24)).advice;
     assert!(advice[0].starts_with("`train.mixed_precision = \"bf16\"`: peak "), "{advice:?}");
-    assert!(advice[1].starts_with("not even one frame of this size fits: the transformer alone takes 26.6 GiB"), "{advice:?}");
+    assert!(advice[1].starts_with("not even one frame of this size fits: the transformer alone takes 26.7 GiB"), "{advice:?}");
     let shorter = plan(&follows, machine(14)).advice;
     assert!(shorter.last().is_some_and(|advice| advice.contains("`sampling.num_frames = ")), "{shorter:?}");
 }

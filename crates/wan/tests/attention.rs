@@ -168,10 +168,11 @@ fn check(what: &str, ours: &[Vec<f64>; 4], reference: &[Vec<f64>; 4], bounds: [f
 
 /// In f32.
 const EXACT: [f64; 4] = [2e-6, 5e-6, 5e-6, 5e-6];
-/// In bf16 with everything but inputs and results in f32: half a unit in the last place, 2^-9, of the largest.
-const ROUNDED_ONCE: [f64; 4] = [2.1e-3; 4];
-/// In bf16 with the factors of every product in bf16: scaled queries, scores, probabilities and their gradients are rounded.
-const ROUNDED: [f64; 4] = [1e-2, 2e-2, 2e-2, 1e-2];
+/// In bf16 with everything but inputs and results in f32: half a unit in the last place, 2^-8, of the largest.
+const ROUNDED_ONCE: [f64; 4] = [4e-3; 4];
+/// In bf16 with the factors of every product in bf16: scaled queries, scores, probabilities and their gradients are rounded. What is left of
+/// dp - sum p dp, where one key takes nearly all, has few digits.
+const ROUNDED: [f64; 4] = [1e-2, 5e-2, 5e-2, 1e-2];
 
 /// Small sizes, one of which crosses the chunks of both.
 fn sizes() -> Vec<Size> {
