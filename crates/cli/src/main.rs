@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod device;
 mod outputs;
+mod precision;
 mod progress;
 mod signals;
 mod watch;

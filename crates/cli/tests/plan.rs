@@ -15,7 +15,7 @@ fn plans() {
     insta::assert_snapshot!("default_recipe", plan(&[]));
     let published = ["recipes/flash_grpo_wan_1_3b.toml", "--device-memory", "80GiB", "--devices", "8", "--throughput", "400"];
     insta::assert_snapshot!("published_recipe", plan(&published));
-    let large = ["recipes/flash_grpo_wan_1_3b.toml", "--set", "model.path=Wan2.1-T2V-14B-Diffusers", "--device-memory", "141GB"];
+    let large = ["recipes/flash_grpo_wan_1_3b.toml", "--set", "model.path=Wan2.1-T2V-14B-Diffusers", "--device-memory", "64GiB"];
     insta::assert_snapshot!("larger_model", plan(&large));
 }
 

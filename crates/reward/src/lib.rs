@@ -114,6 +114,12 @@ pub trait Reward: Send + Sync {
         None
     }
 
+    /// How many frames from the start of a clip decide its value: of a clip that is cut after them, or later, the value is the same. All of
+    /// them, unless a reward knows better; what comes after them in every reward of a run is not decoded.
+    fn leading_frames(&self, num_frames: usize, _fps: f64) -> usize {
+        num_frames
+    }
+
     /// One result per sample, in order.
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored>;
 }
@@ -133,6 +139,10 @@ impl<R: Reward + ?Sized> Reward for Box<R> {
 
     fn identity(&self) -> Option<String> {
         (**self).identity()
+    }
+
+    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
+        (**self).leading_frames(num_frames, fps)
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {

@@ -51,6 +51,15 @@ impl FrameSelection {
         indices
     }
 
+    /// Frames from the start of a clip that decide the selection: from a clip that is cut after them, or later, the same are selected. What
+    /// `count` selects depends on the length, so it needs all.
+    pub fn leading(self, num_frames: usize, clip_fps: f64) -> usize {
+        match self {
+            Self::Count(_) => num_frames,
+            _ => self.indices(num_frames, clip_fps).last().map_or(num_frames, |last| last + 1),
+        }
+    }
+
     /// # Errors
     /// A number that selects nothing.
     pub(crate) fn validate(self) -> Result<(), SetupError> {
@@ -77,6 +86,9 @@ mod tests {
         assert_eq!(FrameSelection::Count(3).indices(9, 16.0), [0, 4, 8]);
         assert_eq!(FrameSelection::Count(1).indices(9, 16.0), [4]);
         assert_eq!(FrameSelection::First.indices(9, 16.0), [0]);
+        let leading = |selection: FrameSelection| selection.leading(17, 16.0);
+        assert_eq!([FrameSelection::First, FrameSelection::Every(10), FrameSelection::Fps(3.0)].map(leading), [1, 11, 17]);
+        assert_eq!([FrameSelection::All, FrameSelection::Count(1), FrameSelection::Count(4)].map(leading), [17; 3]);
     }
 
     proptest! {
@@ -87,6 +99,11 @@ mod tests {
             prop_assert!(!indices.is_empty());
             prop_assert!(indices.windows(2).all(|pair| pair[0] < pair[1]));
             prop_assert!(indices.iter().all(|&i| i < frames));
+            let leading = selections[kind as usize].leading(frames, fps);
+            prop_assert!((1..=frames).contains(&leading));
+            for cut in leading..=frames {
+                prop_assert_eq!(&selections[kind as usize].indices(cut, fps), &indices);
+            }
             if kind == 4 {
                 prop_assert_eq!(indices.len(), n.min(frames));
             }

@@ -82,12 +82,15 @@ impl Bench {
 
     fn roll_out(&self) {
         let conditioning = self.conditioning(4.5);
-        let velocity = conditioning.velocity(&self.policy, false);
+        let velocity = conditioning.velocity(&self.policy, self.latents.dims(), false);
         let _ = denoise(&velocity, SolverKind::Euler, &self.schedule, self.latents.clone(), &mut |_, _| {}).into_data();
     }
 
     fn train(&self, optimizer: &mut AdamW) {
-        let velocity = self.conditioning(1.0).velocity(&self.policy, true).velocity(self.latents.clone().autodiff(), &[500.0; BATCH]);
+        let velocity = self
+            .conditioning(1.0)
+            .velocity(&self.policy, self.latents.dims(), true)
+            .velocity(self.latents.clone().autodiff(), &[500.0; BATCH]);
         let gradients = velocity.powi_scalar(2).mean().backward();
         let mut sum = GradientSum::new(self.policy.params());
         sum.add(self.policy.params(), &gradients);

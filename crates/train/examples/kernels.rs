@@ -1,4 +1,4 @@
-//! Every kernel of an iteration of training, generated for the first CUDA device: text encoder, rollout, decoder, gradients, update.
+//! Every kernel of an iteration of training, in f32 and bf16, generated for the first CUDA device: text encoder, rollout, decoder, gradients, update.
 //!
 //! What comes out of them does not matter here, so that a driver which only accepts kernels will do: `scripts/cuda_check.sh` runs this where there
 //! is no GPU. Run it in the root of the project.
@@ -24,14 +24,19 @@ const SAMPLES: usize = 4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::cuda(0);
-    let pipeline = WanPipeline::load(Path::new("golden/wan-tiny"), &device, DType::F32)?;
+    [DType::F32, DType::BF16].into_iter().try_for_each(|dtype| iteration(&device, dtype))
+}
+
+fn iteration(device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {
+    println!("frozen weights in {}", dtype.name());
+    let pipeline = WanPipeline::load(Path::new("golden/wan-tiny"), device, dtype)?;
     let encode = |texts: &[&str]| pipeline.text_encoder.encode(texts, 64);
     let (prompts, negative) = (encode(&["a red fox", "snow on a field"])?, encode(&["static"])?);
     println!("text encoder: done");
 
     let target_modules = ["to_q", "to_k", "to_v", "to_out.0"].map(str::to_owned).to_vec();
     let config = LoraConfig { rank: 4, alpha: 8.0, target_modules, init: LoraInit::Gaussian };
-    let lora = Lora::attach(&pipeline.transformer.linears, &config, 0, &device)?;
+    let lora = Lora::attach(&pipeline.transformer.linears, &config, 0, device)?;
     let mut policy = Policy::from_parts(pipeline.transformer, Some(lora));
 
     let recipe = Recipe { stochastic: StochasticSteps::Random { count: 1, pool: STEPS - 1 }, ..Recipe::flash_grpo() };
@@ -43,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let key = |purpose| Key { seed: 0, iteration: 0, prompt: 0, rollout: 0, purpose };
     let step_noise = |_: usize, _: usize| key(Purpose::StepNoise).normals(elements);
     let start = Start {
-        latents: initial_noise(&key(Purpose::InitialNoise), shape, &device),
+        latents: initial_noise(&key(Purpose::InitialNoise), shape, device),
         conditioning: Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale: 4.5 },
         shares: Shares { plans: &plans, leaders: &leaders, suffix: None },
         retain: false,

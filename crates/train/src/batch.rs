@@ -82,7 +82,7 @@ impl Batch {
                 trainer.stop.check()?;
                 let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
                 clock.lap("rollout");
-                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode(rollouts.latents.clone())? });
+                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode_for_reward(rollouts.latents.clone())? });
                 clock.lap("decode");
                 done.push(rollouts);
                 watch(Event::Progress(chunk.end as u64));

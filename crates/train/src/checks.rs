@@ -5,10 +5,12 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::events::Watch;
 use crate::iteration::Clock;
+use crate::replay::TransitionBatch;
+use crate::settings::MixedPrecision;
 use crate::stats::{mean, std_of};
 use crate::trainer::Trainer;
 use crate::update::accumulate;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use grpo::GroupLayout;
 use reward::RewardBreakdown;
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,9 @@ pub struct CheckReport {
     pub ratio_deviation: f64,
     /// Largest change of a log-prob when only the batch around the sample changes.
     pub log_prob_noise_floor: f64,
+    /// |change| of the first sample's log-prob when the activations of the transformer are f32 over the same weights; in bf16 only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bf16_log_prob_deviation: Option<f64>,
     /// Power of the stochastic step's noise relative to std^2.
     pub noise_power: f64,
     /// Mean standard deviation of the rewards within a group.
@@ -56,6 +61,7 @@ pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckRepor
         trained_parameters: params.num_elements(),
         ratio_deviation,
         log_prob_noise_floor,
+        bf16_log_prob_deviation: bf16_deviation(trainer, &updates[0]),
         noise_power,
         reward_group_std,
     })
@@ -91,6 +97,9 @@ fn check_ratio(deviation: f64, trainer: &Trainer) -> Result<()> {
         return Ok(());
     }
     let found = format!("the ratio before the first update differs from 1 by {deviation:e}");
+    if allowed > 0.0 && trainer.settings.train.mixed_precision == MixedPrecision::Bf16 {
+        return failed("ratio", found, LESS_NOISE);
+    }
     failed("ratio", found, "rollout and replay must compute the same: this is a bug, please report it with the recipe")
 }
 
@@ -114,23 +123,35 @@ fn check_gradients(trainer: &Trainer, gradients: &[Option<Tensor<1>>]) -> Result
 }
 
 /// The same transitions in batches of one: what a change of batch alone does to a log-prob.
-fn noise_floor(trainer: &Trainer, batches: &[crate::replay::TransitionBatch]) -> f64 {
+fn noise_floor(trainer: &Trainer, batches: &[TransitionBatch]) -> f64 {
     let Some(batch) = batches.first() else { return 0.0 };
-    let objective = &trainer.objective;
-    let single = |i: usize| {
-        let part = batch.range(i, i + 1);
-        let replayed = part.replay(&trainer.policy, &objective.schedule, &objective.transitions(&part.steps), false);
-        (replayed.log_probs[0] - batch.old_log_probs[i]).abs()
-    };
+    let single = |i: usize| (log_prob_alone(trainer, batch, i) - batch.old_log_probs[i]).abs();
     (0..batch.len().min(4)).map(single).fold(0.0, f64::max)
 }
+
+/// What the rounding of the activations alone does to a log-prob: a model in f32 would not fit beside the one in bf16.
+fn bf16_deviation(trainer: &Trainer, batches: &[TransitionBatch]) -> Option<f64> {
+    let transformer = &trainer.policy.transformer;
+    let batch = batches.first().filter(|_| transformer.dtype() == DType::BF16)?;
+    let exact = transformer.with_activations(DType::F32, || log_prob_alone(trainer, batch, 0));
+    Some((exact - batch.old_log_probs[0]).abs())
+}
+
+fn log_prob_alone(trainer: &Trainer, batch: &TransitionBatch, i: usize) -> f64 {
+    let (objective, part) = (&trainer.objective, batch.range(i, i + 1));
+    let transitions = objective.transitions(&part.steps);
+    part.replay(&trainer.policy, &objective.schedule, &transitions, false).log_probs[0]
+}
+
+const LESS_NOISE: &str =
+    "rounding alone would clip samples: raise `train.clip_range` above the floor, or compute with `train.mixed_precision = \"no\"`";
 
 fn check_clip_range(clip_range: f64, floor: f64) -> Result<()> {
     if clip_range > floor {
         return Ok(());
     }
     let found = format!("`train.clip_range` is {clip_range:e}, log-probs are only known to {floor:e}");
-    failed("clip range", found, "rounding alone would clip samples: raise `train.clip_range` above the floor")
+    failed("clip range", found, LESS_NOISE)
 }
 
 fn failed<T>(check: &'static str, found: String, hint: &'static str) -> Result<T> {

@@ -112,7 +112,8 @@ fn sample_latents(trainer: &Trainer, chunk: &[(usize, usize)]) -> Tensor<5> {
     let noise: Tensor<5> = Tensor::from_data(TensorData::new(noise, [chunk.len(), c, f, h, w]), &trainer.device);
     let ids: Vec<usize> = chunk.iter().map(|&(prompt, _)| prompt).collect();
     let conditioning = trainer.conditioning(&trainer.eval_prompts, &ids);
-    denoise(&conditioning.velocity(&trainer.policy, false), trainer.settings.eval.solver, &trainer.eval_schedule, noise, &mut |_, _| {})
+    let velocity = conditioning.velocity(&trainer.policy, noise.dims(), false);
+    denoise(&velocity, trainer.settings.eval.solver, &trainer.eval_schedule, noise, &mut |_, _| {})
 }
 
 /// The paired comparison of two evaluations.

@@ -26,10 +26,11 @@ pub struct Conditioning {
 }
 
 impl Conditioning {
-    /// The guided velocity under the policy's present weights, with the text's keys and values computed once.
-    pub fn velocity<'a>(&self, policy: &'a Policy, record: bool) -> GuidedVelocity<'a> {
+    /// The guided velocity at latents of the given shape [B, C, F, H, W] under the policy's present weights, with the text's keys and values
+    /// computed once.
+    pub fn velocity<'a>(&self, policy: &'a Policy, latents: [usize; 5], record: bool) -> GuidedVelocity<'a> {
         let all: Vec<usize> = (0..self.prompt_of.len()).collect();
-        self.velocity_of(policy, &self.text(policy, record), &all)
+        self.velocity_of(policy, &self.text(policy, record), &all, latents)
     }
 
     /// v of all samples at `latents` [B, C, F, H, W] and their timesteps, computed once for those of one owner.
@@ -38,7 +39,7 @@ impl Conditioning {
         let timesteps: Vec<f64> = rows.iter().map(|&row| timesteps[row]).collect();
         let latents = pick(latents, &rows);
         let latents = if record { latents.autodiff() } else { latents };
-        let velocity_of = self.velocity_of(policy, &self.text(policy, record), &rows);
+        let velocity_of = self.velocity_of(policy, &self.text(policy, record), &rows, latents.dims());
         pick(&velocity_of.velocity(latents, &timesteps), &places)
     }
 
@@ -48,9 +49,10 @@ impl Conditioning {
         GuidedText::new(&policy.transformer, &self.prompts, negative, record)
     }
 
-    /// The guided velocity of some of the samples, computed as that of all of them is.
-    pub fn velocity_of<'a>(&self, policy: &'a Policy, text: &GuidedText, samples: &[usize]) -> GuidedVelocity<'a> {
-        let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * TYPICAL_TOKENS);
+    /// The guided velocity of some of the samples, computed as that of all of them is. A sample's latents have the shape `latents`
+    /// [_, C, F, H, W].
+    pub fn velocity_of<'a>(&self, policy: &'a Policy, text: &GuidedText, samples: &[usize], latents: [usize; 5]) -> GuidedVelocity<'a> {
+        let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * policy.transformer.num_tokens(latents));
         let prompts: Vec<usize> = samples.iter().map(|&sample| self.prompt_of[sample]).collect();
         GuidedVelocity::new(&policy.transformer, text, &prompts, self.guidance_scale, batching)
     }
@@ -64,9 +66,6 @@ impl Conditioning {
         Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, guidance_scale: self.guidance_scale }
     }
 }
-
-/// Tokens of a small clip; from about 80 such samples on, the two branches run one after the other.
-pub(crate) const TYPICAL_TOKENS: usize = 48;
 
 /// The recorded transitions of a batch of samples, one each.
 #[derive(Debug, Clone)]
@@ -177,7 +176,7 @@ impl TransitionBatch {
         if record && policy.activation_checkpointing {
             let (rows, places) = first_of_each(&self.owners);
             let timesteps: Vec<f64> = rows.iter().map(|&row| timesteps[row]).collect();
-            let velocity_of = self.conditioning.velocity_of(policy, &self.conditioning.text(policy, false), &rows);
+            let velocity_of = self.conditioning.velocity_of(policy, &self.conditioning.text(policy, false), &rows, self.latents.dims());
             let (velocity, trace) = velocity_of.velocity_traced(pick(&self.latents, &rows), &timesteps);
             return Replayed { trace: Some(trace), ..evaluate(&self.latents, pick(&velocity, &places), &self.next_latents, transitions) };
         }

@@ -87,7 +87,7 @@ impl Sampler<'_> {
         self.velocities += rows.len();
         let known = self.of_rows.take().filter(|(known, _)| *known == rows);
         let (rows, velocity_of) = self.of_rows.insert(known.unwrap_or_else(|| {
-            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &rows);
+            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &rows, latents.dims());
             (rows, velocity_of)
         }));
         let velocity = velocity_of.velocity(pick(latents, rows), &vec![self.schedule.timestep(step); rows.len()]);
@@ -109,7 +109,7 @@ impl Sampler<'_> {
         for (start, samples) in self.start.shares.suffixes() {
             let left = self.schedule.num_steps() - start;
             let schedule = self.schedule.thinned(start, self.start.shares.suffix.unwrap_or(left).min(left));
-            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &samples);
+            let velocity_of = self.start.conditioning.velocity_of(self.policy, &self.text, &samples, latents.dims());
             let mut solver = Solver::new(SolverKind::Unipc, schedule.clone());
             let mut x = pick(&latents, &samples);
             for step in 0..schedule.num_steps() {

@@ -14,7 +14,7 @@ use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::trainer::Trainer;
 use crate::watchdog::Watchdog;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -256,13 +256,19 @@ fn describe(trainer: &Trainer) -> String {
         .lora
         .as_ref()
         .map_or("all weights".to_owned(), |lora| format!("LoRA of rank {} on {} layers", lora.config.rank, params.len() / 2));
-    format!("{}: {kind}, {} parameters trained", trainer.settings.method.name, params.num_elements())
+    let precision = if trainer.policy.transformer.dtype() == DType::BF16 { ", frozen weights and activations in bf16" } else { "" };
+    format!("{}: {kind}, {} parameters trained{precision}", trainer.settings.method.name, params.num_elements())
 }
 
 fn describe_checks(checks: &CheckReport) -> String {
+    let rounding = checks.bf16_log_prob_deviation.map(|deviation| format!(" ({deviation:.1e} from activations in f32)"));
     format!(
-        "checks passed: ratio deviation {:e}, log-prob noise floor {:.1e}, noise power {:.3}, reward spread within groups {:.3}",
-        checks.ratio_deviation, checks.log_prob_noise_floor, checks.noise_power, checks.reward_group_std
+        "checks passed: ratio deviation {:e}, log-prob noise floor {:.1e}{}, noise power {:.3}, reward spread within groups {:.3}",
+        checks.ratio_deviation,
+        checks.log_prob_noise_floor,
+        rounding.unwrap_or_default(),
+        checks.noise_power,
+        checks.reward_group_std
     )
 }
 

@@ -90,7 +90,8 @@ impl Trainer {
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
         let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
-        let (transformer, vae) = WanPipeline::load_without_text(&settings.model_folder()?, device, DType::F32)?;
+        let dtype = settings.train.mixed_precision.dtype();
+        let (transformer, vae) = WanPipeline::load_without_text(&settings.model_folder()?, device, dtype)?;
         let mut policy = Policy::new(transformer, &settings.policy, settings.seed, device)?;
         policy.activation_checkpointing = settings.train.activation_checkpointing;
         let optimizer = AdamW::new(settings.optimizer, policy.params());
@@ -140,6 +141,15 @@ impl Trainer {
     pub fn decode(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
         let frames = self.vae.decode_to_frames(latents);
         clips(frames)
+    }
+
+    /// Latents [B, C, f, h, w] of rollouts to what their rewards look at: clips that may end after the last frame that any of them needs.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_for_reward(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
+        let frames = self.reward.leading_frames(self.settings.sampling.num_frames, reward::Sample::FPS);
+        self.decode(self.vae.leading(latents, frames))
     }
 
     /// Rewards of clips, in order: the evaluation's own, or those of training where it has none.

@@ -61,10 +61,12 @@ fn transitions(policy: &Policy, objective: &Objective, samples: usize, guidance_
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
     let prompt_of = (0..samples).map(|i| i % 2).collect();
     let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of, guidance_scale };
-    let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
+    // 12 tokens of a sample, or 48: with many samples too many for both branches of the guidance in one batch
+    let side = if samples > 4 { 8 } else { 4 };
+    let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * side * side);
     let leaders: Vec<usize> = (0..samples).collect();
     let shares = Shares { plans: &plans, leaders: &leaders, suffix: None };
-    let start = Start { latents: tensor(4, [samples, 4, 3, 4, 4]), conditioning, shares, retain: false, step_noise: &step_noise };
+    let start = Start { latents: tensor(4, [samples, 4, 3, side, side]), conditioning, shares, retain: false, step_noise: &step_noise };
     let rollouts = rollout(policy, &objective.schedule, &objective.noise_level, start);
     common::merge(&rollouts.transitions).with_advantages(&normals(7, samples).into_iter().map(f64::from).collect::<Vec<_>>())
 }

@@ -4,7 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use train::settings::{DEFAULT_RECIPE, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file};
+use train::settings::{
+    DEFAULT_RECIPE, MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file,
+};
 
 fn recipe_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name)
@@ -60,6 +62,7 @@ fn mistakes_in_a_file() {
         ("eval = \"shapes:held-out\"", "eval = \"shapes:held-out\"\nnegative = \"blurry\\u0007\""),
         ("solver = \"euler\"", "solver = \"heun\""),
         ("save_rollouts = false", "save_rollouts = 1"),
+        ("mixed_precision = \"no\"", "mixed_precision = \"fp16\""),
         ("seed = 1", "seed = 1\nseed = 2"),
         ("[model]\npath = \"models/moving-shapes\"", ""),
     ];
@@ -86,10 +89,22 @@ fn mistakes_in_overrides() {
         "reward.1.weight=2",
         "seed.x=1",
         "output_dir=2",
+        "train.mixed_precision=bf32",
     ];
     let report: String =
         mistakes.iter().map(|text| format!("error: {}\n\n", with(&["seed=3", text, "train.iterations=2"]).expect_err(text))).collect();
     insta::assert_snapshot!("mistakes_in_overrides", report);
+}
+
+/// The steps of an optimizer are lost in bf16 weights.
+#[test]
+fn all_weights_are_not_trained_in_bf16() {
+    let settings = with(&["train.mixed_precision=bf16"]).unwrap();
+    assert_eq!(settings.train.mixed_precision, MixedPrecision::Bf16);
+    let error = with(&["train.mixed_precision=bf16", "policy={ type = \"full\" }"]).unwrap_err();
+    assert_eq!(error.message, "`train.mixed_precision` is `bf16`, expected \"no\" with `policy.type = \"full\"`");
+    assert!(error.hint.contains("train an adapter"), "{error}");
+    with(&["train.mixed_precision=no", "policy={ type = \"full\" }"]).unwrap();
 }
 
 #[test]
@@ -186,7 +201,7 @@ fn recipes_of_a_comparison_differ_in_their_method_alone() {
 }
 
 /// What the recipes for Wan2.1 1.3B may change of the Flash-GRPO run, so that they compare methods.
-const OF_THE_METHOD: [&str; 8] = [
+const OF_THE_METHOD: [&str; 9] = [
     "output_dir",
     "sampling.num_inference_steps",
     "rollout.prompts_per_iteration",
@@ -194,6 +209,7 @@ const OF_THE_METHOD: [&str; 8] = [
     "optimizer.learning_rate",
     "train.clip_range",
     "train.kl_beta",
+    "train.mixed_precision", // f32 where all weights are trained
     "policy.",
 ];
 

@@ -46,7 +46,7 @@ impl LinearSite {
     }
 }
 
-/// `y = W x + b`, with W [out, in] as in the file, computed in the weight's dtype.
+/// `y = W x + b`, with W [out, in] as in the file, in the dtype of x.
 #[derive(Debug)]
 pub struct Linear {
     weight: Param<2>,
@@ -92,13 +92,13 @@ impl Linear {
         Self { weight, bias, adapter }
     }
 
-    /// x [.., in] -> [.., out]
+    /// x [.., in] -> [.., out], in the dtype of x
     pub fn forward<const R: usize>(&self, x: Tensor<R>) -> Tensor<R> {
         let mut dims = x.dims();
         let in_features = dims[R - 1];
         let rows = dims[..R - 1].iter().product();
-        let weight = self.weight.suit(&x);
-        let flat = cast(x, weight.dtype()).reshape([rows, in_features]);
+        let flat = x.reshape([rows, in_features]);
+        let weight = self.weight.suit(&flat);
         let bias = self.bias.as_ref().map(|bias| bias.suit(&flat));
         let adapter = self.adapter.read().unwrap_or_else(PoisonError::into_inner);
         let adapter = adapter.as_ref().map(|adapter| LowRank { a: adapter.a.suit(&flat), b: adapter.b.suit(&flat), scale: adapter.scale });
@@ -110,9 +110,10 @@ impl Linear {
 
 /// y = W x + b + scale B A x, from the engine's operations; the adapter in its own dtype.
 fn adapted_linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, adapter: Option<LowRank>) -> Tensor<2> {
-    let mut y = x.clone().matmul(weight.transpose());
+    let dtype = x.dtype();
+    let mut y = x.clone().matmul(cast(weight, dtype).transpose());
     if let Some(bias) = bias {
-        y = y + bias.unsqueeze::<2>();
+        y = y + cast(bias, dtype).unsqueeze::<2>();
     }
     if let Some(LowRank { a, b, scale }) = adapter {
         let low = cast(x, a.dtype()).matmul(a.transpose()).matmul(b.transpose()).mul_scalar(scale);

@@ -4,7 +4,7 @@
 mod common;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use common::device::{allowed, device};
+use common::device::{allowed, device, on_cpu};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -173,6 +173,28 @@ fn the_network_does_not_look_ahead() {
     assert_eq!(values(&dropped), values(&shorter), "frames beyond 1 + 4k are dropped");
     let decoded = vae.decode(encoded.clone());
     assert!(relative_error(&vae.decode(encoded.narrow(2, 0, 2)), &decoded.narrow(2, 0, 5)) < 1e-6);
+}
+
+/// What a reward of a few frames gets is what it would find in the whole clip: bit for bit on the CPU, in one pass and in chunks of time.
+#[test]
+fn the_beginning_of_a_clip_is_decoded_alone() {
+    let mut vae = tiny();
+    let latents: Tensor<5> = noise([2, 16, 5, 3, 4]);
+    for max_elements in [1 << 26, 2 * 24 * 32 * 4 * 4 * 2, 0] {
+        vae.max_elements_per_pass = max_elements;
+        let whole = vae.decode_to_frames(latents.clone());
+        for frames in 1..=17 {
+            let part = vae.decode_to_frames(vae.leading(latents.clone(), frames));
+            let count = part.dims()[2];
+            assert!((frames..frames + 4).contains(&count), "{count} frames for {frames}");
+            let expected = whole.clone().narrow(2, 0, count);
+            if on_cpu() {
+                assert!(values(&part) == values(&expected), "{frames} frames, {max_elements} elements at once");
+            } else {
+                assert!(relative_error(&part, &expected) < allowed(1e-6));
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::train::RecipeArgs;
 use anyhow::{Result, bail};
 use clap::Args;
 use train::plan::{Machine, ModelSizes, Plan, TextLength, gib, matrix_rate};
+use train::settings::MixedPrecision;
 
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
@@ -135,7 +136,11 @@ fn operations(plan: &Plan) -> Vec<String> {
 }
 
 fn memory(plan: &Plan) -> Vec<String> {
-    let mut lines = vec!["peak memory of a device, in f32".to_owned()];
+    let numbers = match plan.mixed_precision {
+        MixedPrecision::No => "in f32",
+        MixedPrecision::Bf16 => "frozen weights in bf16",
+    };
+    let mut lines = vec![format!("peak memory of a device, {numbers}")];
     for phase in &plan.memory {
         lines.push(format!("  {:<36}{:>10}", phase.phase, gib(phase.total)));
         lines.extend(phase.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));

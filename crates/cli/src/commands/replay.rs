@@ -1,6 +1,7 @@
 //! `flash-grpo replay`: recorded transitions under a model, to find where two implementations part.
 
 use crate::device::DeviceArg;
+use crate::precision::PrecisionArg;
 use anyhow::{Result, ensure};
 use burn::tensor::DType;
 use clap::Args;
@@ -32,6 +33,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 16)]
     micro_batch: usize,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     device: DeviceArg,
     /// Print JSON.
     #[arg(long)]
@@ -44,9 +47,14 @@ pub struct ReplayArgs {
 /// Files that cannot be read or do not fit each other.
 pub fn run_command(args: &ReplayArgs) -> Result<()> {
     ensure!(args.micro_batch > 0, "--micro-batch is `0`: at least one sample has to run\nhint: 16 suits small models, 1 large ones");
+    let dtype = args.precision.dtype();
+    ensure!(
+        dtype == DType::F32 || args.lora.is_some(),
+        "--mixed-precision is `bf16` without `--lora`: all weights are trained then, and in bf16 the steps of the optimizer would be lost\nhint: give an adapter, or leave `--mixed-precision` out"
+    );
     let device = args.device.open()?;
     let recording = Recording::load(&args.rollouts, args.micro_batch, &device)?;
-    let transformer = WanTransformer::load(&wan::hub::resolve(&args.model)?.join("transformer"), &device, DType::F32)?;
+    let transformer = WanTransformer::load(&wan::hub::resolve(&args.model)?.join("transformer"), &device, dtype)?;
     recording.check_fits(&transformer.config)?;
     let lora = match &args.lora {
         Some(path) => Some(wan::lora::load(path, &transformer.linears)?.attach(&transformer.linears, &device)?),

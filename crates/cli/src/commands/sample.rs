@@ -1,9 +1,10 @@
 //! `flash-grpo sample`: one video from a prompt.
 
 use crate::device::DeviceArg;
+use crate::precision::PrecisionArg;
 use crate::{outputs, progress};
 use anyhow::{Result, bail, ensure};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,6 +70,8 @@ pub struct SampleArgs {
     /// Frames per second of the video file.
     #[arg(long, default_value_t = 16.0)]
     fps: f64,
+    #[command(flatten)]
+    precision: PrecisionArg,
     #[command(flatten)]
     device: DeviceArg,
     /// The video, .mp4 or .gif.
@@ -181,7 +184,7 @@ fn read_latents(path: &Path) -> Result<Tensor<5>> {
 fn load(args: &SampleArgs) -> Result<WanPipeline> {
     let device = args.device.open()?;
     let spinner = progress::spinner("loading");
-    let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, DType::F32)?;
+    let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, args.precision.dtype())?;
     if let Some(path) = &args.lora {
         let sites = &pipeline.transformer.linears;
         wan::lora::load(path, sites)?.attach(sites, &device)?;

@@ -1,5 +1,6 @@
-//! Peak memory by phase, as this program uses it: weights and activations in f32, transformer and autoencoder resident, the text encoder
-//! gone before they are loaded.
+//! Peak memory by phase, as this program uses it: transformer and autoencoder resident, the text encoder gone before they are loaded. In bf16
+//! the transformer's frozen weights, the text's keys and values and the inputs of the blocks take two bytes a number; what a graph keeps is
+//! counted in f32 all the same, for that is what the operations compute with.
 //!
 //! The counts of activations are of tensors that are alive at once, read off `wan::transformer` and `wan::ops`. docs/scaling.md compares them
 //! with measurements.
@@ -9,12 +10,27 @@
 
 use super::flops::DecoderLayer;
 use super::sizes::{ModelSizes, TextLength, Trained};
-use crate::settings::Settings;
+use crate::settings::{MixedPrecision, Settings};
 use serde::Serialize;
 use wan::guidance::GuidanceBatching;
+use wan::transformer::TransformerConfig;
 
 /// Bytes of a number.
 const F32: u64 = 4;
+
+/// Bytes of a frozen weight or an activation of the transformer.
+fn narrow(settings: &Settings) -> u64 {
+    match settings.train.mixed_precision {
+        MixedPrecision::No => F32,
+        MixedPrecision::Bf16 => F32 / 2,
+    }
+}
+
+/// Bytes of the transformer's weights.
+pub(super) fn transformer(settings: &Settings, config: &TransformerConfig) -> u64 {
+    let (all, wide) = (config.num_parameters() as u64, config.num_f32_parameters() as u64);
+    narrow(settings) * (all - wide) + F32 * wide
+}
 
 /// What is alive at the peak of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -49,9 +65,9 @@ pub(super) struct Load {
 
 /// All phases, in order.
 pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<PhaseMemory> {
-    let resident = resident(model, load);
+    let resident = resident(settings, model, load);
     let with = |phase, more: Vec<(&'static str, u64)>| PhaseMemory::new(phase, [resident.clone(), more].concat());
-    let rows = Rows::new(settings);
+    let rows = Rows::new(settings, load.tokens);
     vec![
         PhaseMemory::new("text", text(model, &load.text)),
         with("rollout", vec![("text keys and values", rows.text(model, load)), ("activations", rollout(model, load, &rows))]),
@@ -61,10 +77,10 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
 }
 
 /// What stays from the first rollout to the last update.
-fn resident(model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
+fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
     let state = if load.trained.full { STATE - 1 } else { STATE };
     vec![
-        ("transformer", F32 * model.transformer.num_parameters() as u64),
+        ("transformer", transformer(settings, &model.transformer)),
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
         ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
@@ -94,25 +110,27 @@ struct Rows {
     batch: u64,
     /// Passes whose activations are kept until backward.
     passes: u64,
+    /// Bytes of an activation between two operations.
+    width: u64,
 }
 
 impl Rows {
-    fn new(settings: &Settings) -> Self {
-        let samples = settings.rollout.micro_batch as u64;
+    fn new(settings: &Settings, tokens: u64) -> Self {
+        let (samples, width) = (settings.rollout.micro_batch as u64, narrow(settings));
         if settings.sampling.guidance_scale == 1.0 {
-            return Self { batch: samples, passes: 1 };
+            return Self { batch: samples, passes: 1, width };
         }
         // as `replay` decides
-        match GuidanceBatching::for_tokens(crate::replay::TYPICAL_TOKENS * samples as usize) {
-            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1 },
-            GuidanceBatching::InTurn => Self { batch: samples, passes: 2 },
+        match GuidanceBatching::for_tokens((tokens * samples) as usize) {
+            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1, width },
+            GuidanceBatching::InTurn => Self { batch: samples, passes: 2, width },
         }
     }
 
     /// Keys and values of all blocks: of the distinct prompts and the negative one, and once more for every row of a pass.
     fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
         let rows = 2 + self.batch * self.passes;
-        2 * F32 * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
+        2 * self.width * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
     }
 }
 
@@ -153,7 +171,7 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
         return vec![text, ("activations", rows.passes * n * graph), backward];
     }
     let own = ("gradients of this pass", F32 * load.trained.parameters);
-    let inputs = ("inputs of the blocks", F32 * rows.passes * (n + 1) * tokens * d);
+    let inputs = ("inputs of the blocks", rows.width * rows.passes * (n + 1) * tokens * d);
     vec![text, inputs, ("activations of one block", graph), backward, own]
 }
 

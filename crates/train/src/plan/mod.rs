@@ -15,9 +15,10 @@ pub use sizes::{ModelSizes, TextLength, Trained};
 
 use crate::batch::Batch;
 use crate::error::Result;
-use crate::settings::Settings;
+use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
 use grpo::GroupLayout;
+use reward::{BuildOptions, Reward, Sample};
 use serde::Serialize;
 
 /// What the run has to its disposal.
@@ -48,6 +49,8 @@ pub struct Plan {
     pub work: Work,
     /// Operations.
     pub flops: Flops,
+    /// What the transformer's frozen weights are held in.
+    pub mixed_precision: MixedPrecision,
     /// Peak memory of each phase.
     pub memory: Vec<PhaseMemory>,
     /// The machine it is planned for.
@@ -116,7 +119,7 @@ pub struct Flops {
     pub text: f64,
     /// The rollouts of an iteration.
     pub rollout_phase: f64,
-    /// Decoding them.
+    /// Decoding what of them is rewarded.
     pub decode_phase: f64,
     /// The updates of an iteration.
     pub update_phase: f64,
@@ -170,6 +173,7 @@ impl Plan {
             fits: machine.memory.map(|memory| peak <= memory),
             seconds: machine.flops.map(|rate| Seconds::new(&work, &flops, rate, machine)),
             advice: Vec::new(),
+            mixed_precision: settings.train.mixed_precision,
             work,
             flops,
             memory,
@@ -231,7 +235,8 @@ impl Flops {
         let text = flops::encode_text(&model.text_encoder, tokens, work.text.longest);
         let branches = work.branches as f64;
         let rollout_phase = work.velocities * branches * forward.total();
-        let decode_phase = work.samples as f64 * decode;
+        let leading = model.vae.leading_latent_frames(leading_frames(settings)) as u64;
+        let decode_phase = work.samples as f64 * flops::decode(&model.vae, [leading.min(f), h, w]);
         // what sampling kept has been through the network once already
         let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
         let steps = settings.eval.num_inference_steps as f64;
@@ -240,6 +245,13 @@ impl Flops {
         let run = text + iterations + work.evaluations as f64 * evaluation;
         Self { forward, update, decode, text, rollout_phase, decode_phase, update_phase, evaluation, run }
     }
+}
+
+/// Frames of a rollout that the rewards look at; all where a reward cannot be set up here.
+fn leading_frames(settings: &Settings) -> usize {
+    let frames = settings.sampling.num_frames;
+    let reward = reward::build(&settings.reward, &BuildOptions::default());
+    reward.map_or(frames, |reward| reward.leading_frames(frames, Sample::FPS))
 }
 
 impl Seconds {
@@ -288,9 +300,14 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
+    let peak = peak_with(&narrowest)?;
+    if peak_with(&smallest)? > memory && peak_with(&smallest)? > peak {
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`train.mixed_precision = \"bf16\"`: peak {}, {}", gib(peak), verdict(peak)));
+    }
     let fits = |frames: usize| -> Result<bool> {
         let peak = peak_with(&|s| {
-            smallest(s);
+            narrowest(s);
             s.sampling.num_frames = frames;
         })?;
         Ok(peak <= memory)
@@ -300,11 +317,10 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         frames -= 4;
     }
     if !fits(frames)? {
-        let resident: u64 = plan.parameters.transformer * 4;
-        advice.push(format!(
-            "not even one frame of this size fits: the transformer alone takes {} in f32; use a larger device",
-            gib(resident)
-        ));
+        let mut narrow = settings.clone();
+        narrowest(&mut narrow);
+        let resident = memory::transformer(&narrow, &model.transformer);
+        advice.push(format!("not even one frame of this size fits: the transformer alone takes {}; use a larger device", gib(resident)));
     } else if frames < settings.sampling.num_frames {
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));
@@ -315,6 +331,14 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
 fn smallest(settings: &mut Settings) {
     settings.train.activation_checkpointing = true;
     settings.rollout.micro_batch = 1;
+}
+
+/// As [`smallest`], with weights in bf16 where they may be.
+fn narrowest(settings: &mut Settings) {
+    smallest(settings);
+    if settings.policy != PolicySettings::Full {
+        settings.train.mixed_precision = MixedPrecision::Bf16;
+    }
 }
 
 /// Bytes as text, in GiB, or in MiB below 1 GiB.

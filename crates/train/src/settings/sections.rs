@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::DType;
 use grpo::{AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, SigmaGrid, StepSharing, StochasticSteps, TrainedSteps};
 use serde::{Deserialize, Serialize};
 
@@ -168,6 +169,31 @@ pub struct TrainSettings {
     /// more forward pass. The gradients are the same, bit for bit, on the CPU in f32.
     #[serde(default)]
     pub activation_checkpointing: bool,
+    /// Numbers of the transformer, in training and in evaluation.
+    #[serde(default)]
+    pub mixed_precision: MixedPrecision,
+}
+
+/// What the frozen weights and the activations of the transformer are held in. Adapters, gradients, optimizer, latents and the mathematics of
+/// the steps are f32 or f64 in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MixedPrecision {
+    /// f32.
+    #[default]
+    No,
+    /// bf16, but for what the reference keeps in f32: timestep embedding, modulation, layer norms, gated sums, rotation.
+    Bf16,
+}
+
+impl MixedPrecision {
+    /// The dtype of the frozen weights.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::No => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// `[eval]`: deterministic sampling of held-out prompts from fixed noise.

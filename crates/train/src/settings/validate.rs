@@ -6,7 +6,7 @@ use std::path::Path;
 use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
 
 use super::prompts::{check_prompt, read_prompt_file};
-use super::{PolicySettings, PromptSource, Settings, SettingsError};
+use super::{MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError};
 
 type Checked = Result<(), SettingsError>;
 
@@ -100,7 +100,11 @@ impl Settings {
         require((0.0..1.0).contains(&decay), "train.ema_decay", decay, "a number from 0 to below 1", "0 switches it off")?;
         let share = train.max_skipped;
         require((0.0..1.0).contains(&share), "train.max_skipped", share, "a share from 0 to below 1", "0.1 is the default")?;
-        at_least_one("train.ema_every", train.ema_every, "`ema_decay = 0` switches the average off")
+        at_least_one("train.ema_every", train.ema_every, "`ema_decay = 0` switches the average off")?;
+        let rounded = train.mixed_precision == MixedPrecision::Bf16 && self.policy == PolicySettings::Full;
+        let hint =
+            "an optimizer's step is smaller than the spacing of bf16 weights and would be lost; train an adapter, or all weights in f32";
+        require(!rounded, "train.mixed_precision", "bf16", "\"no\" with `policy.type = \"full\"`", hint)
     }
 
     fn validate_eval(&self) -> Checked {

@@ -13,7 +13,7 @@ pub use trial::{Trial, tolerance, try_device};
 
 use crate::error::{Error, Result};
 use burn::backend::DispatchDevice;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
@@ -209,6 +209,19 @@ impl DeviceChoice {
 /// Whether tensors of this device are computed by the CPU engine.
 pub fn is_cpu(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Whether a device computes in `dtype`.
+///
+/// # Errors
+/// It does not.
+pub fn check_dtype(device: &Device, dtype: DType) -> Result<()> {
+    if device.clone().inner().supports_dtype(dtype) {
+        return Ok(());
+    }
+    let (value, name) = (dtype.name().to_owned(), name_of(device));
+    let hint = "`mixed_precision = \"no\"` computes in f32 everywhere".into();
+    Err(Error::Argument { field: "mixed_precision", value, reason: format!("the device `{name}` cannot compute in it"), hint })
 }
 
 /// What the device was opened as: `cpu`, `cuda:1`; for one that was not opened here, what the engine calls it.

@@ -3,8 +3,9 @@
 // The engine's macro writes code without documentation.
 #![allow(missing_docs)]
 
-use super::floats;
 use super::rows::{map_rows, sigmoid, vectorized};
+use super::{floats, widened};
+use crate::layers::cast;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -23,7 +24,8 @@ const WIDTH: usize = 256;
 /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(u),   u = 2 sqrt(2/pi) (x + 0.044715 x^3)
 /// ```
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as GeluOps>::fused_gelu(x.into_dispatch()))
+    let dtype = x.dtype();
+    cast(Tensor::from_dispatch(<Dispatch as GeluOps>::fused_gelu(widened(x).into_dispatch())), dtype)
 }
 
 #[backend_extension(Flex, Autodiff)]

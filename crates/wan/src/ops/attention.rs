@@ -7,7 +7,8 @@
 
 use super::matmul::{Lhs, PANEL, Packed, Rhs, Start, multiply};
 use super::rows::{exp, map_blocks, map_rows, max, sum, sum_2, vectorized, zeroed};
-use super::{absent, dims, floats, tensor};
+use super::{absent, dims, floats, tensor, widened};
+use crate::layers::cast;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -30,10 +31,10 @@ const SCORES: usize = 1 << 15;
 ///
 /// Backward keeps q, k, v and one number per row, and computes the probabilities again.
 pub fn attention(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, bias: Option<Tensor<4>>, heads: usize) -> Tensor<3> {
-    let biased = bias.is_some();
+    let (dtype, biased) = (q.dtype(), bias.is_some());
     let bias = bias.unwrap_or_else(|| absent(&q)).into_dispatch();
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as HeadAttention>::attend_heads(q, k, v, bias, Heads { heads, biased }))
+    let [q, k, v] = [q, k, v].map(|t| widened(t).into_dispatch());
+    cast(Tensor::from_dispatch(<Dispatch as HeadAttention>::attend_heads(q, k, v, bias, Heads { heads, biased })), dtype)
 }
 
 /// What the operation is told beside the tensors.

@@ -5,7 +5,8 @@
 
 use super::norm::group;
 use super::rows::{map_and_sum_rows, map_rows, vectorized};
-use super::{dims, floats, tensor};
+use super::{dims, floats, tensor, widened};
+use crate::layers::cast;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -20,7 +21,9 @@ use burn::tensor::Tensor;
 /// y = x + gate h
 /// ```
 pub fn gated_sum(x: Tensor<3>, h: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
-    Tensor::from_dispatch(<Dispatch as GatedOps>::gated_sum(x.into_dispatch(), h.into_dispatch(), gate.into_dispatch()))
+    let dtype = x.dtype();
+    let [x, h, gate] = [x, h, gate].map(|t| widened(t).into_dispatch());
+    cast(Tensor::from_dispatch(<Dispatch as GatedOps>::gated_sum(x, h, gate)), dtype)
 }
 
 #[backend_extension(Flex, Autodiff)]

@@ -5,14 +5,15 @@
 
 use super::matmul::{Lhs, PANEL, Packed, Rhs, Start, TASK_ROWS, multiply, multiply_new, multiply_parallel};
 use super::rows::{add_to, map_and_sum_rows, vectorized};
-use super::{absent, dims, floats, tensor};
+use super::{absent, dims, floats, tensor, widened};
+use crate::layers::cast;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, bf16};
 use rayon::prelude::*;
 
 /// The trainable part of an adapted layer: `scale B A`.
@@ -31,13 +32,17 @@ pub struct LowRank {
 /// y = x W^T + bias + scale (x A^T) B^T
 /// ```
 ///
-/// Backward keeps x and x A^T. A frozen weight costs no gradient, and x is not kept where nothing but x is trained through it.
+/// Backward keeps x and x A^T. A frozen weight costs no gradient, and x is not kept where nothing but x is trained through it. The
+/// result has the dtype of x.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, adapter: Option<LowRank>) -> Tensor<2> {
     let parts = Parts { biased: bias.is_some(), adapter_scale: adapter.as_ref().map(|adapter| adapter.scale as f32) };
-    let bias = bias.unwrap_or_else(|| absent(&x)).into_dispatch();
+    let dtype = x.dtype();
+    let bias = widened(bias.unwrap_or_else(|| absent(&x))).into_dispatch();
     let (a, b) = adapter.map_or_else(|| (absent(&x), absent(&x)), |adapter| (adapter.a, adapter.b));
-    let (x, weight, a, b) = (x.into_dispatch(), weight.into_dispatch(), a.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::adapted_linear(x, weight, bias, a, b, parts))
+    // a frozen weight in bf16 is not widened as a whole: the graph would hold it in both
+    let weight = if weight.is_tracked() { widened(weight) } else { weight };
+    let (x, weight, a, b) = (widened(x).into_dispatch(), weight.into_dispatch(), widened(a).into_dispatch(), widened(b).into_dispatch());
+    cast(Tensor::from_dispatch(<Dispatch as LinearOps>::adapted_linear(x, weight, bias, a, b, parts)), dtype)
 }
 
 /// What the operation is told beside the tensors; an absent one is any tensor.
@@ -92,7 +97,7 @@ struct Layer {
     /// [rows, in]; none where backward does without.
     x: Option<FlexTensor>,
     rows: usize,
-    /// [out, in]
+    /// [out, in], f32 or bf16
     weight: FlexTensor,
     /// `[out]`
     bias: Option<FlexTensor>,
@@ -145,10 +150,17 @@ impl Layer {
         floats(self.x.as_ref().expect("kept where a gradient needs it"))
     }
 
+    fn packed_weight(&self, size: [usize; 2], strides: [usize; 2]) -> Packed {
+        match self.weight.as_slice::<bf16>() {
+            Some(weight) => Packed::new(weight, size, strides),
+            None => Packed::new(floats(&self.weight), size, strides),
+        }
+    }
+
     /// y [rows, out] and x A^T [rows, rank].
     fn forward(&self) -> (FlexTensor, Vec<f32>) {
         let (rows, [out, inputs]) = (self.rows, dims(&self.weight));
-        let weight = Packed::new(floats(&self.weight), [inputs, out], [1, inputs]);
+        let weight = self.packed_weight([inputs, out], [1, inputs]);
         let start = self.bias.as_ref().map_or(Start::Zero, |bias| Start::Row(floats(bias)));
         let low_rank = self.low_rank.as_ref().map(|(a, b)| {
             let rank = dims::<2>(a)[0];
@@ -167,7 +179,7 @@ impl Layer {
     /// dx [rows, in] and h [rows, rank].
     fn input_gradient(&self, g: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let (rows, [out, inputs]) = (self.rows, dims(&self.weight));
-        let weight = Packed::new(floats(&self.weight), [out, inputs], [inputs, 1]);
+        let weight = self.packed_weight([out, inputs], [inputs, 1]);
         let low_rank = self.low_rank.as_ref().map(|(a, b)| {
             let rank = dims::<2>(a)[0];
             let a = Packed::new(floats(a), [rank, inputs], [inputs, 1]);

@@ -9,6 +9,7 @@
 //! of this. The right operand is read in panels of [`PANEL`] columns, either packed ([`Packed`]) or in place.
 
 use super::rows::vectorized;
+use burn::tensor::bf16;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::marker::PhantomData;
@@ -69,6 +70,27 @@ impl<'a> Rhs<'a> {
 #[repr(align(64))]
 struct Line(#[allow(dead_code, reason = "read through a pointer to floats")] [f32; 16]);
 
+/// What a right operand is packed from.
+pub trait Value: Copy + Sync {
+    /// The same number.
+    fn wide(self) -> f32;
+}
+
+impl Value for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+impl Value for bf16 {
+    /// A bf16 is the upper half of an f32.
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
 /// A right operand [depth, columns] packed into panels, padded with zeros.
 pub struct Packed {
     lines: Vec<Line>,
@@ -77,7 +99,7 @@ pub struct Packed {
 
 impl Packed {
     /// Packs the matrix whose element (k, j) is `data[k * row + j * column]`, where `row` or `column` is 1.
-    pub fn new(data: &[f32], [depth, columns]: [usize; 2], [row, column]: [usize; 2]) -> Self {
+    pub fn new(data: &[impl Value], [depth, columns]: [usize; 2], [row, column]: [usize; 2]) -> Self {
         let panels = columns.div_ceil(PANEL);
         let mut packed = Self { lines: vec![Line([0.0; 16]); panels * depth * PANEL / 16], depth };
         let pack = |(panel, to): (usize, &mut [f32])| {
@@ -109,10 +131,12 @@ impl Packed {
 }
 
 #[inline(always)]
-fn pack_panel(from: &[f32], to: &mut [f32], width: usize, [row, column]: [usize; 2]) {
+fn pack_panel(from: &[impl Value], to: &mut [f32], width: usize, [row, column]: [usize; 2]) {
     if column == 1 {
         for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
-            to[..width].copy_from_slice(&from[k * row..][..width]);
+            for (to, from) in to.iter_mut().zip(&from[k * row..][..width]) {
+                *to = from.wide();
+            }
         }
         return;
     }
@@ -123,7 +147,7 @@ fn pack_panel(from: &[f32], to: &mut [f32], width: usize, [row, column]: [usize;
         for j in 0..width {
             let from = &from[j * column + strip * 16..][..steps];
             for (k, value) in from.iter().enumerate() {
-                to[k * PANEL + j] = *value;
+                to[k * PANEL + j] = value.wide();
             }
         }
     }

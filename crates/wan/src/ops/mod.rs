@@ -1,11 +1,14 @@
-//! The transformer's operations on the CPU in f32, each with its own gradient.
+//! The transformer's operations on the CPU, each with its own gradient.
 //!
 //! The engine composes these from elementwise steps, each of which reads and writes a full-size tensor on one thread. Here
 //! an operation is one pass over rows, in parallel, and backward keeps its inputs and recomputes what is cheap.
 //!
 //! The same code computes plain and autodiff tensors, and a row's bits depend neither on the other rows of the batch nor on the
 //! number of threads: a replay gives exactly what the rollout gave. [`supports`] says where the operations can
-//! be used; elsewhere (another backend, bf16) the layers compose the engine's own operations.
+//! be used; on another backend the layers compose the engine's own operations.
+//!
+//! They compute in f32. Inputs in bf16 are widened, which is exact, and the result is rounded once; a frozen weight stays in bf16 and is
+//! widened while it is packed.
 //!
 //! Read `rows.rs` and `matmul.rs` first: the others are formulas on top of them.
 
@@ -26,12 +29,18 @@ pub use norm::{Modulation, modulated_norm};
 pub use rotary_norm::rms_norm_rotate;
 
 use crate::device::is_cpu;
+use crate::layers::cast;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor, TensorData};
 
-/// Whether a tensor can be given to these operations: on the CPU engine, in f32.
+/// Whether a tensor can be given to these operations: on the CPU engine, in f32 or bf16.
 pub fn supports<const D: usize>(x: &Tensor<D>) -> bool {
-    x.dtype() == DType::F32 && is_cpu(&x.device())
+    matches!(x.dtype(), DType::F32 | DType::BF16) && is_cpu(&x.device())
+}
+
+/// What an operation computes with.
+fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    cast(x, DType::F32)
 }
 
 /// Stands for an input that is absent: the engine's macro knows no optional tensors.

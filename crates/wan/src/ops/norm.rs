@@ -6,7 +6,7 @@
 #![allow(missing_docs)]
 
 use super::rows::{map_and_sum_rows, map_rows, sum, sum_2, vectorized};
-use super::{dims, floats, tensor};
+use super::{dims, floats, tensor, widened};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -23,7 +23,7 @@ pub struct Modulation {
     pub eps: f64,
 }
 
-/// x [B, L, D], scale and shift [B, S, D] or [1, 1, D] -> [B, L, D].
+/// x [B, L, D], scale and shift [B, S, D] or [1, 1, D] -> [B, L, D], in f32.
 ///
 /// ```text
 /// y = n (offset + scale) + shift,   n = (x - mean) / sqrt(var + eps)
@@ -32,7 +32,7 @@ pub struct Modulation {
 /// Backward keeps x and scale.
 pub fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, modulation: Modulation) -> Tensor<3> {
     let Modulation { offset, eps } = modulation;
-    let (x, scale, shift) = (x.into_dispatch(), scale.into_dispatch(), shift.into_dispatch());
+    let [x, scale, shift] = [x, scale, shift].map(|t| widened(t).into_dispatch());
     Tensor::from_dispatch(<Dispatch as NormOps>::fused_norm(x, scale, shift, offset as f32, eps as f32))
 }
 

@@ -4,7 +4,8 @@
 #![allow(missing_docs)]
 
 use super::rows::{map_and_sum_rows, map_rows, sum, sum_2, vectorized};
-use super::{absent, dims, floats, tensor};
+use super::{absent, dims, floats, tensor, widened};
+use crate::layers::cast;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -22,10 +23,11 @@ use burn::tensor::Tensor;
 ///
 /// Without angles only the norm. Backward keeps x.
 pub fn rms_norm_rotate(x: Tensor<3>, weight: Tensor<1>, angles: Option<(Tensor<4>, Tensor<4>)>, eps: f64) -> Tensor<3> {
-    let numbers = RotaryNorm { rotated: angles.is_some(), eps: eps as f32 };
+    let (dtype, numbers) = (x.dtype(), RotaryNorm { rotated: angles.is_some(), eps: eps as f32 });
     let (cos, sin) = angles.unwrap_or_else(|| (absent(&x), absent(&x)));
-    let (x, weight, cos, sin) = (x.into_dispatch(), weight.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RotaryNormOps>::rotary_norm(x, weight, cos, sin, numbers))
+    let (x, weight) = (widened(x).into_dispatch(), widened(weight).into_dispatch());
+    let y = <Dispatch as RotaryNormOps>::rotary_norm(x, weight, cos.into_dispatch(), sin.into_dispatch(), numbers);
+    cast(Tensor::from_dispatch(y), dtype)
 }
 
 /// What the operation is told beside the tensors.

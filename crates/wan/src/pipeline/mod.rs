@@ -44,15 +44,15 @@ pub struct Sample {
 }
 
 impl WanPipeline {
-    /// Reads a model folder. Transformer and text encoder are held as `dtype` (f32 or bf16); a large text encoder is not held at all in
-    /// f32, but read whenever there is a prompt to encode.
+    /// Reads a model folder. The frozen weights of the transformer are held as `dtype` (f32 or bf16), the rest is f32; a large text encoder
+    /// is not held at all, but read whenever there is a prompt to encode.
     ///
     /// # Errors
     /// No such folder; files missing (all named at once); another kind of model; a part that cannot be read, or whose
     /// sizes do not fit the others.
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
         let (transformer, vae) = Self::load_without_text(dir, device, dtype)?;
-        let text_encoder = PromptEncoder::open(dir, device, dtype)?;
+        let text_encoder = PromptEncoder::open(dir, device, DType::F32)?;
         Ok(Self { scheduler: SchedulerConfig::load(&dir.join("scheduler"))?, transformer, vae, text_encoder, device: device.clone() })
     }
 

@@ -5,8 +5,10 @@
 //! ```
 //!
 //! The engine's own attention materialises the [L, L] probabilities and keeps them for backward. Here only the
-//! output is kept; backward recomputes the probabilities in chunks of queries (Rabe & Staats 2021, Dao et al. 2022), so
+//! output is kept; forward and backward compute the probabilities in chunks of queries (Rabe & Staats 2021, Dao et al. 2022), so
 //! memory is linear in tokens.
+//!
+//! In bf16 the products are bf16, for the sake of matrix units; scores, softmax and the sums over chunks are f32.
 
 #[cfg(feature = "gpu")]
 use burn::backend::Cube;
@@ -17,17 +19,17 @@ use burn::backend::autodiff::{
 };
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use burn::tensor::{Slice, Tensor};
+use burn::tensor::{DType, FloatDType, Slice, Tensor};
 
-/// Query rows whose probabilities are alive at once in backward.
+/// Query rows whose probabilities are alive at once.
 const CHUNK: usize = 512;
 
 /// q [B, H, L, d], k and v [B, H, T, d], bias [1, 1, 1, T] (a constant) -> [B, H, L, d].
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<4>>) -> Tensor<4> {
     let keys = k.dims()[2];
     let bias = match bias {
-        Some(bias) => crate::layers::cast(bias.clone(), q.dtype()),
-        None => Tensor::zeros([1, 1, 1, keys], (&q.device().inner(), q.dtype())),
+        Some(bias) => bias.clone(),
+        None => Tensor::zeros([1, 1, 1, keys], (&q.device().inner(), DType::F32)),
     };
     Tensor::from_dispatch(<Dispatch as LinearMemoryAttention>::attend(
         q.into_dispatch(),
@@ -40,32 +42,36 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<
 /// The operation as an extension of the engine's backends.
 #[backend_extension(Flex, Cube: cfg(feature = "gpu"), Autodiff)]
 pub trait LinearMemoryAttention: Backend {
-    /// See [`attention`]; no gradient flows to `bias`.
+    /// See [`attention`]; `bias` is f32, and no gradient flows to it.
     fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::attention(q, k, v, None, Some(bias), Default::default())
+        in_chunks::<Self>(q, k, v, bias)
     }
 }
 
 impl LinearMemoryAttention for Flex {}
 
 #[cfg(feature = "gpu")]
-impl LinearMemoryAttention for Cube {
-    fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        in_chunks::<Self>(q, k, v, bias)
-    }
-}
+impl LinearMemoryAttention for Cube {}
 
 /// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
-#[cfg(any(feature = "gpu", test))]
 fn in_chunks<B: Backend>(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
-    let [b, h, l, d] = q.shape().dims::<4>();
+    let ([b, h, l, d], dtype) = (q.shape().dims::<4>(), q.dtype());
     let (scale, k_t) = (1.0 / (d as f64).sqrt(), B::float_transpose(k));
     let chunk = |from: usize| {
         let q = B::float_mul_scalar(query_rows::<B>(&q, [b, h, from, (from + CHUNK).min(l), d]), scale.into());
-        let scores = B::float_add(B::float_matmul(q, k_t.clone()), bias.clone());
-        B::float_matmul(B::softmax(scores, 3), v.clone())
+        B::float_matmul(as_dtype::<B>(probabilities::<B>(q, k_t.clone(), bias.clone()), dtype), v.clone())
     };
     B::float_cat((0..l).step_by(CHUNK).map(chunk).collect(), 2)
+}
+
+/// softmax(q k^T + bias) in f32, of scaled queries.
+fn probabilities<B: Backend>(q: FloatTensor<B>, k_t: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+    let scores = as_dtype::<B>(B::float_matmul(q, k_t), DType::F32);
+    B::softmax(B::float_add(scores, bias), 3)
+}
+
+fn as_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
 impl<B: Backend + LinearMemoryAttention, C: CheckpointStrategy> LinearMemoryAttention for Autodiff<B, C> {
@@ -117,25 +123,26 @@ impl<B: Backend> Backward<B, 3> for RecomputingBackward {
 /// ```
 fn gradients<B: Backend>(saved: Saved<B>, grad: FloatTensor<B>) -> [FloatTensor<B>; 3] {
     let Saved { q, k, v, bias, output } = saved;
-    let [b, h, l, d] = q.shape().dims::<4>();
+    let ([b, h, l, d], dtype) = (q.shape().dims::<4>(), q.dtype());
     let scale = 1.0 / (d as f64).sqrt();
     let (k_t, v_t) = (B::float_transpose(k.clone()), B::float_transpose(v));
     let rows = |x: &FloatTensor<B>, from: usize, to: usize| query_rows::<B>(x, [b, h, from, to, d]);
+    let wide = |x: FloatTensor<B>| as_dtype::<B>(x, DType::F32);
     let (mut dq, mut dk, mut dv) = (Vec::new(), None, None);
     for from in (0..l).step_by(CHUNK) {
         let to = (from + CHUNK).min(l);
         let q = B::float_mul_scalar(rows(&q, from, to), scale.into());
         let (g, o) = (rows(&grad, from, to), rows(&output, from, to));
-        let p = B::softmax(B::float_add(B::float_matmul(q.clone(), k_t.clone()), bias.clone()), 3);
-        let dp = B::float_matmul(g.clone(), v_t.clone());
-        let row_sum = B::float_sum_dim(B::float_mul(g.clone(), o), 3);
-        let ds = B::float_mul(p.clone(), B::float_sub(dp, row_sum));
+        let p = probabilities::<B>(q.clone(), k_t.clone(), bias.clone());
+        let dp = wide(B::float_matmul(g.clone(), v_t.clone()));
+        let row_sum = B::float_sum_dim(B::float_mul(wide(g.clone()), wide(o)), 3);
+        let ds = as_dtype::<B>(B::float_mul(p.clone(), B::float_sub(dp, row_sum)), dtype);
         dq.push(B::float_mul_scalar(B::float_matmul(ds.clone(), k.clone()), scale.into()));
-        accumulate::<B>(&mut dk, B::float_matmul(B::float_transpose(ds), q));
-        accumulate::<B>(&mut dv, B::float_matmul(B::float_transpose(p), g));
+        accumulate::<B>(&mut dk, wide(B::float_matmul(B::float_transpose(ds), q)));
+        accumulate::<B>(&mut dv, wide(B::float_matmul(B::float_transpose(as_dtype::<B>(p, dtype)), g)));
     }
-    let empty = || unreachable!("at least one chunk of queries");
-    [B::float_cat(dq, 2), dk.unwrap_or_else(empty), dv.unwrap_or_else(empty)]
+    let whole = |sum: Option<FloatTensor<B>>| as_dtype::<B>(sum.unwrap_or_else(|| unreachable!("at least one chunk of queries")), dtype);
+    [B::float_cat(dq, 2), whole(dk), whole(dv)]
 }
 
 /// Rows `from..to` of x [b, h, L, d].
@@ -166,9 +173,8 @@ mod tests {
     fn chunks_of_queries_give_what_all_of_them_give() {
         let (queries, keys) = ([2, 3, CHUNK + 188, 8], [2, 3, 9, 8]);
         let (q, k, v, bias) = (normals(1, queries), normals(2, keys), normals(3, keys), normals(4, [1, 1, 1, 9]));
-        let whole = attention(q.clone(), k.clone(), v.clone(), Some(&bias));
-        let [q, k, v, bias] = [q, k, v, bias].map(Tensor::into_dispatch);
-        let chunked = Tensor::<4>::from_dispatch(in_chunks::<Dispatch>(q, k, v, bias));
+        let chunked = attention(q.clone(), k.clone(), v.clone(), Some(&bias));
+        let whole = burn::tensor::module::attention(q, k, v, None, Some(bias), Default::default());
         let worst = crate::weights::to_floats((chunked - whole).abs().max())[0];
         assert!(worst < 2e-6, "{worst:e}");
     }

@@ -177,6 +177,12 @@ impl TransformerConfig {
         linears + self.num_layers * (6 + 2 + 4) * dim + 2 * dim
     }
 
+    /// Those of them that stay f32 in a bf16 model: time embedding, modulation tables, affine norms.
+    pub fn num_f32_parameters(&self) -> usize {
+        let dim = self.dim();
+        (self.freq_dim + 1 + dim + 1) * dim + self.num_layers * (6 + 2) * dim + 2 * dim
+    }
+
     /// Features of a token: heads x head_dim.
     pub fn dim(&self) -> usize {
         self.num_attention_heads * self.attention_head_dim

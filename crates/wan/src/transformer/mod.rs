@@ -25,6 +25,7 @@ pub use config::TransformerConfig;
 use patch::PatchGrid;
 use rope::Rope;
 use std::path::Path;
+use std::sync::{PoisonError, RwLock};
 use time::TimeEmbedding;
 
 /// The velocity network v(x, t, text).
@@ -44,6 +45,8 @@ pub struct WanTransformer {
     scale_shift_table: Param<3>,
     proj_out: Linear,
     dtype: DType,
+    /// Dtype of the activations: that of the frozen weights, unless [`with_activations`](Self::with_activations) says otherwise.
+    activations: RwLock<DType>,
 }
 
 /// What cross-attention needs of the text. It does not depend on the timestep: a rollout computes it once.
@@ -74,8 +77,9 @@ impl WanTransformer {
     /// Reads `DIR/config.json` and the weights beside it.
     ///
     /// # Errors
-    /// Unreadable files; weights that do not fit the config, all listed by name.
+    /// A device that cannot compute in `dtype`; unreadable files; weights that do not fit the config, all listed by name.
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
+        crate::device::check_dtype(device, dtype)?;
         let config = TransformerConfig::load(&dir.join("config.json"))?;
         let files = WeightFiles::open_folder(dir, "diffusion_pytorch_model")?;
         Self::new(config, Weights::from_files(files, device, dtype), dtype)
@@ -99,7 +103,21 @@ impl WanTransformer {
         let scale_shift_table = w.param_f32("scale_shift_table", [1, 2, dim], Init::Normal(table_std));
         let proj_out = Linear::new(&w.sub("proj_out"), dim, config.out_channels * pt * ph * pw);
         let (params, linears) = w.finish(&[])?;
-        Ok(Self { config, params, linears, patch_embedding, time, text_1, text_2, blocks, scale_shift_table, proj_out, dtype })
+        let activations = RwLock::new(dtype);
+        Ok(Self { config, params, linears, patch_embedding, time, text_1, text_2, blocks, scale_shift_table, proj_out, dtype, activations })
+    }
+
+    /// Runs `work` with activations of another dtype over the same weights: what the rounding of activations does is the difference.
+    pub fn with_activations<R>(&self, dtype: DType, work: impl FnOnce() -> R) -> R {
+        let set = |dtype| std::mem::replace(&mut *self.activations.write().unwrap_or_else(PoisonError::into_inner), dtype);
+        let before = set(dtype);
+        let result = work();
+        set(before);
+        result
+    }
+
+    fn activations(&self) -> DType {
+        *self.activations.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keys and values of the text for every block.
@@ -116,7 +134,7 @@ impl WanTransformer {
 
     /// The text as the blocks read it: [B, T, text_dim] -> [B, T, D].
     fn embed_text(&self, rows: Tensor<3>) -> Tensor<3> {
-        self.text_2.forward(gelu_tanh(self.text_1.forward(cast(rows, self.dtype))))
+        self.text_2.forward(gelu_tanh(self.text_1.forward(cast(rows, self.activations()))))
     }
 
     /// Velocity v(x, t, text), same shape as the latents (floor-cropped to whole patches), f32.
@@ -143,8 +161,8 @@ impl WanTransformer {
     fn embed(&self, latents: Tensor<5>, sinusoids: Tensor<3>, grid: &PatchGrid) -> Embedded {
         let tokens = grid.patchify(latents);
         let sinusoids = if tokens.is_autodiff() { sinusoids.autodiff() } else { sinusoids };
-        let hidden = self.patch_embedding.forward(cast(tokens, self.dtype));
-        let (temb, modulation) = self.time.forward(sinusoids, self.dtype);
+        let hidden = self.patch_embedding.forward(cast(tokens, self.activations()));
+        let (temb, modulation) = self.time.forward(sinusoids, self.activations());
         Embedded { hidden, temb, modulation }
     }
 
@@ -163,7 +181,7 @@ impl WanTransformer {
         let part = |i: usize| table.clone().narrow(1, i, 1) + cast(temb[i].clone(), DType::F32);
         let (shift, scale) = (part(0), part(1));
         let normed = modulated_norm(hidden, scale, shift, Modulation { offset: 1.0, eps: self.config.eps });
-        self.proj_out.forward(cast(normed, self.dtype))
+        self.proj_out.forward(cast(normed, self.activations()))
     }
 
     /// Tokens L of one sample of latents [B, C, F, H, W].

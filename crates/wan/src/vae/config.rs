@@ -158,6 +158,11 @@ impl VaeConfig {
         1 + (frames - 1) / self.temporal_factor()
     }
 
+    /// Latent frames from the start of a clip that its first `frames` frames are decoded from.
+    pub fn leading_latent_frames(&self, frames: usize) -> usize {
+        1 + frames.saturating_sub(1).div_ceil(self.temporal_factor())
+    }
+
     /// Frames of a decoded clip.
     pub fn frames(&self, latent_frames: usize) -> usize {
         1 + (latent_frames - 1) * self.temporal_factor()

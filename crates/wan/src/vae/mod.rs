@@ -152,6 +152,13 @@ impl AutoencoderKlWan {
         self.decode_whole(latents, Some(observer)).clamp(-1.0, 1.0)
     }
 
+    /// Of latents [B, Z, f, h, w], those that the first `frames` frames are decoded from: time is causal, so their clip is the beginning of the
+    /// whole one, bit for bit on the CPU.
+    pub fn leading(&self, latents: Tensor<5>, frames: usize) -> Tensor<5> {
+        let count = self.config.leading_latent_frames(frames).min(latents.dims()[2]);
+        latents.narrow(2, 0, count)
+    }
+
     /// Normalised latents [B, Z, f, h, w], as the transformer makes them -> frames [B, C, F, H, W] in [0, 1].
     pub fn decode_to_frames(&self, latents: Tensor<5>) -> Tensor<5> {
         self.decode(self.denormalise(latents)).mul_scalar(0.5).add_scalar(0.5)
