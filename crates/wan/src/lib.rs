@@ -12,6 +12,7 @@ pub mod device;
 pub mod guidance;
 pub mod hub;
 pub mod lora;
+pub mod original;
 pub mod pipeline;
 pub mod random_model;
 pub mod solver;
