@@ -9,6 +9,7 @@ pub mod weights;
 
 pub mod config;
 pub mod device;
+pub mod experts;
 pub mod guidance;
 pub mod hub;
 pub mod lora;

@@ -65,7 +65,8 @@ fn strange_names_are_listed() {
 fn pickled_weights_are_never_read() {
     let dir = renamed(str::to_owned);
     std::fs::rename(dir.path().join(WEIGHTS), dir.path().join("model.pth")).expect("rename");
-    for error in [velocity(dir.path()).expect_err("refused"), WeightFiles::open_file(&dir.path().join("model.pth")).err().expect("refused")] {
+    for error in [velocity(dir.path()).expect_err("refused"), WeightFiles::open_file(&dir.path().join("model.pth")).err().expect("refused")]
+    {
         let error = error.to_string();
         assert!(error.contains("model.pth") && error.contains("hint: pickled weights can execute code"), "{error}");
     }

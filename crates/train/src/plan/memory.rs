@@ -1,5 +1,5 @@
-//! Peak memory by phase, as this program uses it: weights and activations in f32, transformer and autoencoder resident, the text encoder
-//! gone before they are loaded.
+//! Peak memory by phase, as this program uses it: weights and activations in f32, transformer (or both) and autoencoder resident, the text
+//! encoder gone before they are loaded.
 //!
 //! The counts of activations are of tensors that are alive at once, read off `wan::transformer` and `wan::ops`. docs/scaling.md compares them
 //! with measurements.
@@ -65,6 +65,7 @@ fn resident(model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
     let state = if load.trained.full { STATE - 1 } else { STATE };
     vec![
         ("transformer", F32 * model.transformer.num_parameters() as u64),
+        ("second transformer", F32 * (model.networks() - 1) * model.transformer.num_parameters() as u64),
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
         ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
@@ -99,7 +100,7 @@ struct Rows {
 impl Rows {
     fn new(settings: &Settings) -> Self {
         let samples = settings.rollout.micro_batch as u64;
-        if settings.sampling.guidance_scale == 1.0 {
+        if settings.sampling.widest_guidance() == 1.0 {
             return Self { batch: samples, passes: 1 };
         }
         // as `replay` decides
@@ -109,10 +110,10 @@ impl Rows {
         }
     }
 
-    /// Keys and values of all blocks: of the distinct prompts and the negative one, and once more for every row of a pass.
+    /// Keys and values of all blocks of every network: of the distinct prompts and the negative one, and once more for every row of a pass.
     fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
         let rows = 2 + self.batch * self.passes;
-        2 * F32 * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
+        2 * F32 * model.networks() * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
     }
 }
 
@@ -152,7 +153,7 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
     if !settings.train.activation_checkpointing {
         return vec![text, ("activations", rows.passes * n * graph), backward];
     }
-    let own = ("gradients of this pass", F32 * load.trained.parameters);
+    let own = ("gradients of this pass", F32 * load.trained.parameters / model.networks());
     let inputs = ("inputs of the blocks", F32 * rows.passes * (n + 1) * tokens * d);
     vec![text, inputs, ("activations of one block", graph), backward, own]
 }
