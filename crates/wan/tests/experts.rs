@@ -6,7 +6,7 @@ mod folders;
 
 use burn::tensor::{DType, Tensor};
 use common::device::{device, on_cpu};
-use common::{Golden, assert_close, golden_dir, relative_error};
+use common::{Golden, golden_dir, relative_error};
 use folders::two_experts;
 use wan::experts::Experts;
 use wan::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
