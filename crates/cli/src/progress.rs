@@ -11,7 +11,8 @@ pub fn bar(label: impl Into<std::borrow::Cow<'static, str>>, total: usize) -> Pr
 /// A bar of `total` bytes.
 #[cfg(feature = "download")]
 pub fn bytes(label: String, total: u64) -> ProgressBar {
-    styled(ProgressBar::new(total), "{msg}  {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec} (left: {eta})").with_message(label)
+    styled(ProgressBar::new(total), "{msg}  {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec} (left: {eta})")
+        .with_message(label)
 }
 
 /// A sign of life for a phase of unknown length.

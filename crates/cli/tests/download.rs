@@ -105,7 +105,11 @@ fn a_model_is_fetched_as_python_lays_it_out_and_cut_connections_go_on() {
     assert!(!snapshot.join("README.md").exists());
     let gets = |shared: &Shared| -> Vec<String> {
         let asked = shared.asked.lock().expect("not poisoned");
-        asked.iter().filter(|line| line.starts_with("GET") && line.contains("safetensors")).map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned()).collect()
+        asked
+            .iter()
+            .filter(|line| line.starts_with("GET") && line.contains("safetensors"))
+            .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+            .collect()
     };
     assert_eq!(gets(&shared), ["", "100000", "150000", "175000"], "each attempt goes on where the last one was cut off");
     // a second time nothing is fetched again

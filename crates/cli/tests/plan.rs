@@ -17,6 +17,8 @@ fn plans() {
     insta::assert_snapshot!("published_recipe", plan(&published));
     let large = ["recipes/flash_grpo_wan_1_3b.toml", "--set", "model.path=Wan2.1-T2V-14B-Diffusers", "--device-memory", "64GiB"];
     insta::assert_snapshot!("larger_model", plan(&large));
+    insta::assert_snapshot!("wan_14b", plan(&["recipes/flash_grpo_wan_14b.toml", "--device-memory", "141GB"]));
+    insta::assert_snapshot!("wan2_2_t2v_a14b", plan(&["recipes/flash_grpo_wan2_2_t2v_a14b.toml", "--device-memory", "141GB"]));
 }
 
 #[test]
@@ -25,6 +27,18 @@ fn json_has_the_same_numbers() {
     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(json["parameters"]["transformer"], 1_418_996_800_u64);
     assert_eq!(json["work"]["tokens"], 32_760);
+}
+
+/// Both networks are there, and one of them takes a step.
+#[test]
+fn a_second_network_costs_memory_and_no_operations() {
+    let json = |recipe: &str| -> serde_json::Value { serde_json::from_str(&plan(&[recipe, "--json"])).expect("JSON") };
+    let (one, two) = (json("recipes/flash_grpo_wan_14b.toml"), json("recipes/flash_grpo_wan2_2_t2v_a14b.toml"));
+    assert_eq!(one["flops"], two["flops"]);
+    assert_eq!(two["parameters"]["second_transformer"], one["parameters"]["transformer"]);
+    assert_eq!(two["parameters"]["trained"].as_u64(), one["parameters"]["trained"].as_u64().map(|count| 2 * count));
+    let rollout = |plan: &serde_json::Value| plan["memory"][1]["total"].as_u64().expect("bytes");
+    assert!(rollout(&two) - rollout(&one) > 4 * 14_288_491_584);
 }
 
 #[test]

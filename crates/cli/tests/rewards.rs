@@ -157,7 +157,8 @@ fn several_rewards_are_normalised_within_groups() {
     let rewards = "[[reward]]\ntype = \"shapes\"\n[[reward]]\ntype = \"jpeg-incompressibility\"\nweight = -2.0\n";
     let (raw, _) = train(folder.path(), "raw", rewards);
     let cache = format!("cache = {:?}\n", folder.path().join("cache").display().to_string());
-    let (normalised, metrics) = train(folder.path(), "normalised", &format!("{rewards}[scoring]\ncombination = \"group-normalised\"\n{cache}"));
+    let (normalised, metrics) =
+        train(folder.path(), "normalised", &format!("{rewards}[scoring]\ncombination = \"group-normalised\"\n{cache}"));
     assert_ne!(raw, normalised);
     for line in &metrics {
         let correlation = |name: &str| line["reward_advantages"][name]["correlation"].as_f64().expect("a correlation");
@@ -179,7 +180,8 @@ fn a_network_in_onnx_trains() {
     }
     let folder = tempfile::tempdir().expect("temporary folder");
     let scorer = root().join("crates/reward/tests/fixtures/scorer.onnx");
-    let onnx = format!("[[reward]]\ntype = \"onnx\"\nmodel = {scorer:?}\nlibrary = {library:?}\nsize = [32, 32]\nframes = {{ count = 2 }}\n");
+    let onnx =
+        format!("[[reward]]\ntype = \"onnx\"\nmodel = {scorer:?}\nlibrary = {library:?}\nsize = [32, 32]\nframes = {{ count = 2 }}\n");
     let (adapter, metrics) = train(folder.path(), "onnx", &onnx);
     assert!(!adapter.is_empty());
     assert!(metrics.iter().all(|line| line["skipped_samples"] == 0 && line["reward_group_std"].as_f64().is_some_and(|std| std > 0.0)));

@@ -49,7 +49,13 @@ fn iteration(device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {
     let step_noise = |_: usize, _: usize| key(Purpose::StepNoise).normals(elements);
     let start = Start {
         latents: initial_noise(&key(Purpose::InitialNoise), shape, device),
-        conditioning: Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale: 4.5 },
+        conditioning: Conditioning {
+            prompts,
+            negative: Some(negative),
+            prompt_of: vec![0, 0, 1, 1],
+            guidance_scale: 4.5,
+            guidance_scale_2: None,
+        },
         shares: Shares { plans: &plans, leaders: &leaders, suffix: None },
         retain: false,
         step_noise: &step_noise,

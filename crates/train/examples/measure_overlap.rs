@@ -54,7 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for round in 0..ROUNDS {
         let [alone, rollouts] = seconds(Duration::ZERO, 200 * round)?;
         let [together, _] = seconds(Duration::from_secs_f64(rollouts / samples as f64), 200 * round + 100)?;
-        println!("an iteration without waiting {alone:.3} s, of that rollouts {rollouts:.3} s; with a reward that takes as long as those {together:.3} s");
+        println!(
+            "an iteration without waiting {alone:.3} s, of that rollouts {rollouts:.3} s; with a reward that takes as long as those {together:.3} s"
+        );
         println!("ratio to the longer of the two: {:.3}; one after the other: {:.3}", together / alone, (alone + rollouts) / alone);
     }
     Ok(())

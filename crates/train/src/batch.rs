@@ -5,8 +5,8 @@ use crate::events::{Event, Watch};
 use crate::iteration::Clock;
 use crate::prompts;
 use crate::replay::TransitionBatch;
-use crate::rollout::{Rollouts, Start, rollout};
 use crate::reward_advantage::RewardAdvantage;
+use crate::rollout::{Rollouts, Start, rollout};
 use crate::scoring::{Job, overlapped};
 use crate::settings::{Combination, Settings};
 use crate::sharing::{Shares, Work};
@@ -118,7 +118,12 @@ impl Batch {
     }
 
     /// How each of several rewards took part; nothing for a single one.
-    pub fn reward_advantages(&self, trainer: &Trainer, rewards: &[RewardBreakdown], advantages: &[f64]) -> BTreeMap<String, RewardAdvantage> {
+    pub fn reward_advantages(
+        &self,
+        trainer: &Trainer,
+        rewards: &[RewardBreakdown],
+        advantages: &[f64],
+    ) -> BTreeMap<String, RewardAdvantage> {
         let names: Vec<&str> = trainer.reward.parts().map(|(name, _)| name).collect();
         if names.len() < 2 {
             return BTreeMap::new();

@@ -37,6 +37,9 @@ pub struct Manifest {
     pub iterations: u64,
     /// Optimizer updates made.
     pub updates: u64,
+    /// How many of them had a gradient of each trained weight; empty if all had one of every weight.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<u64>,
     /// Averages taken.
     pub ema_updates: u64,
     /// Held-out reward after these iterations, if it was measured.
@@ -107,6 +110,11 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
         version: env!("CARGO_PKG_VERSION").into(),
         iterations: position.iterations,
         updates: trainer.optimizer.updates,
+        counts: if trainer.optimizer.counts.iter().all(|count| *count == trainer.optimizer.updates) {
+            Vec::new()
+        } else {
+            trainer.optimizer.counts.clone()
+        },
         ema_updates: trainer.ema.as_ref().map_or(0, |ema| ema.updates),
         eval_reward: position.eval_reward,
         logs: position.logs.clone(),
@@ -184,9 +192,9 @@ impl Checkpoint {
         let file = self.path.join(STATE);
         let files = WeightFiles::open_file(&file)?;
         let slots: Vec<_> = trainer.policy.params().iter().cloned().collect();
-        for (i, slot) in slots.iter().enumerate() {
+        for (i, (slot, (_, own_name))) in slots.iter().zip(trainer.policy.names()).enumerate() {
             let read = |kind: &str| -> Result<Tensor<1>> {
-                let name = format!("{kind}.{}", slot.name);
+                let name = format!("{kind}.{own_name}");
                 if files.shape(&name).as_ref() != Some(&slot.shape) {
                     let reason = format!("`{STATE}`: `{name}` has shape {:?}, the recipe needs {:?}", files.shape(&name), slot.shape);
                     return Err(Error::Checkpoint { path: self.path.clone(), reason, hint: "resume with the recipe of the run" });
@@ -202,6 +210,14 @@ impl Checkpoint {
             }
         }
         trainer.optimizer.updates = self.manifest.updates;
+        trainer.optimizer.counts = match &self.manifest.counts {
+            counts if counts.is_empty() => vec![self.manifest.updates; slots.len()],
+            counts if counts.len() == slots.len() => counts.clone(),
+            counts => {
+                let reason = format!("`{MANIFEST}`: `counts` has {} entries, the recipe trains {} weights", counts.len(), slots.len());
+                return Err(Error::Checkpoint { path: self.path.clone(), reason, hint: "resume with the recipe of the run" });
+            }
+        };
         if let Some(ema) = &mut trainer.ema {
             ema.updates = self.manifest.ema_updates;
         }
@@ -215,8 +231,8 @@ fn folder_name(iterations: u64) -> String {
 
 fn state(trainer: &Trainer) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut tensors = BTreeMap::new();
-    for (i, slot) in trainer.policy.params().iter().enumerate() {
-        let mut add = |kind: &str, value| tensors.insert(format!("{kind}.{}", slot.name), (slot.shape.clone(), to_floats(value)));
+    for (i, (slot, (_, name))) in trainer.policy.params().iter().zip(trainer.policy.names()).enumerate() {
+        let mut add = |kind: &str, value| tensors.insert(format!("{kind}.{name}"), (slot.shape.clone(), to_floats(value)));
         let [m, v] = trainer.optimizer.moments[i].clone();
         add("weight", slot.value());
         add("first_moment", m);

@@ -14,6 +14,7 @@ use burn::tensor::{DType, Tensor};
 use grpo::GroupLayout;
 use reward::RewardBreakdown;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use wan::weights::to_floats;
 
 /// What the checks measured.
@@ -52,7 +53,7 @@ pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckRepor
     let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &updates[0]);
     let ratio_deviation = metrics.ratio_deviation();
     check_ratio(ratio_deviation, trainer)?;
-    check_gradients(trainer, &gradients.sums)?;
+    check_gradients(trainer, &gradients.sums, &updates[0])?;
     let log_prob_noise_floor = noise_floor(trainer, &updates[0]);
     check_clip_range(trainer.settings.train.clip_range, log_prob_noise_floor)?;
     let params = trainer.policy.params();
@@ -104,16 +105,19 @@ fn check_ratio(deviation: f64, trainer: &Trainer) -> Result<()> {
 }
 
 /// Every trained tensor gets a gradient, and every layer one that is not zero. (`lora_A` starts with a zero gradient, as
-/// `lora_B` is zero.)
-fn check_gradients(trainer: &Trainer, gradients: &[Option<Tensor<1>>]) -> Result<()> {
+/// `lora_B` is zero.) Of two networks, those are looked at that take a step of the update.
+fn check_gradients(trainer: &Trainer, gradients: &[Option<Tensor<1>>], update: &[TransitionBatch]) -> Result<()> {
+    let steps = update.iter().flat_map(|batch| &batch.steps);
+    let networks: BTreeSet<usize> = steps.map(|&step| trainer.policy.network(trainer.objective.schedule.timestep(step))).collect();
     let reached = |gradient: &Option<Tensor<1>>| gradient.as_ref().is_some_and(|g| to_floats(g.clone().abs().max())[0] > 0.0);
-    let idle: Vec<&str> = trainer
+    let idle: Vec<String> = trainer
         .policy
-        .params()
-        .iter()
+        .names()
+        .into_iter()
         .zip(gradients)
-        .filter(|(slot, gradient)| gradient.is_none() || !(slot.name.ends_with("lora_A.weight") || reached(gradient)))
-        .map(|(slot, _)| slot.name.as_str())
+        .filter(|((network, _), _)| networks.contains(network))
+        .filter(|((_, name), gradient)| gradient.is_none() || !(name.ends_with("lora_A.weight") || reached(gradient)))
+        .map(|((_, name), _)| name)
         .collect();
     if idle.is_empty() {
         return Ok(());

@@ -183,7 +183,7 @@ impl Batch {
         IterationMetrics {
             iteration: self.index,
             updates: trainer.optimizer.updates,
-            forwards: self.work(trainer.settings.rollout.retain_step).forwards(trainer.settings.sampling.guidance_scale),
+            forwards: self.work(trainer.settings.rollout.retain_step).forwards(trainer.settings.sampling.widest_guidance()),
             reward_mean: mean(values.iter().copied()),
             reward_std: std_of(&values),
             reward_group_std: mean(groups.iter().copied()),

@@ -36,13 +36,15 @@ pub struct AdamW {
     pub updates: u64,
     /// First and second moment per weight.
     pub moments: Vec<[Tensor<1>; 2]>,
+    /// How many of the updates had a gradient of each weight. (An update in which no sample takes a step of one of two networks has none.)
+    pub counts: Vec<u64>,
 }
 
 impl AdamW {
     /// Zero moments for every weight of `params`.
     pub fn new(config: AdamWConfig, params: &ParamSet) -> Self {
         let zeros = |value: Tensor<1>| [value.zeros_like(), value.zeros_like()];
-        Self { config, updates: 0, moments: params.iter().map(|slot| zeros(slot.value())).collect() }
+        Self { config, updates: 0, moments: params.iter().map(|slot| zeros(slot.value())).collect(), counts: vec![0; params.len()] }
     }
 
     /// One update with the configured learning rate.
@@ -58,6 +60,8 @@ impl AdamW {
     /// p <- p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
     /// ```
     ///
+    /// t counts the gradients of this weight: without one it stays as it is, and so do its moments.
+    ///
     /// # Panics
     /// If `params` or `gradients` are of another set than the one the optimizer was made for.
     pub fn step_with(&mut self, params: &ParamSet, gradients: &GradientSum, learning_rate: f64) {
@@ -65,10 +69,11 @@ impl AdamW {
         assert_eq!(params.len(), gradients.sums.len(), "gradients of another set");
         self.updates += 1;
         let [b1, b2] = self.config.betas;
-        let t = self.updates as f64;
-        let (correction_1, correction_2) = (1.0 - b1.powf(t), 1.0 - b2.powf(t));
-        for ((slot, moments), gradient) in params.iter().zip(&mut self.moments).zip(&gradients.sums) {
+        for (((slot, moments), count), gradient) in params.iter().zip(&mut self.moments).zip(&mut self.counts).zip(&gradients.sums) {
             let Some(g) = gradient else { continue };
+            *count += 1;
+            let t = *count as f64;
+            let (correction_1, correction_2) = (1.0 - b1.powf(t), 1.0 - b2.powf(t));
             let [m, v] = moments.clone();
             let m = m.mul_scalar(b1) + g.clone().mul_scalar(1.0 - b1);
             let v = v.mul_scalar(b2) + g.clone().powi_scalar(2).mul_scalar(1.0 - b2);

@@ -35,6 +35,9 @@ const HINT: &str = "`flash-grpo train --set debug.save_rollouts=true` writes suc
 pub struct Header {
     /// Classifier-free guidance; 1 is off.
     pub guidance_scale: f64,
+    /// That of the second network, if there is one; if absent, the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guidance_scale_2: Option<f64>,
     /// `linear`, `flow`, `constant`, `cps` (with their published parameter), or a table with `type` and parameter.
     pub noise_level: NamedNoiseLevel,
     /// `uniform`, `rectified` or `noise-level`.
@@ -91,6 +94,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
     let recipe = &trainer.recipe;
     let header = Header {
         guidance_scale: trainer.settings.sampling.guidance_scale,
+        guidance_scale_2: trainer.settings.sampling.guidance_scale_2,
         noise_level: NamedNoiseLevel::Full(recipe.noise_level),
         loss_weight: recipe.loss_weight,
         step_pool: recipe.stochastic.pool(trainer.objective.schedule.num_steps()).iter().max().map_or(0, |last| last + 1),
@@ -122,7 +126,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
         let old = batches.iter().filter_map(|b| b.old_velocity.clone()).collect();
         tensors.push(floats("old_velocity", Tensor::cat(old, 0)));
     }
-    if header.guidance_scale != 1.0 {
+    if header.is_guided() {
         tensors.push(floats("negative_prompt_embeds", trainer.negative.to_padded()));
     }
     let views: std::result::Result<Vec<_>, _> =
@@ -199,8 +203,15 @@ impl Recording {
 }
 
 impl Header {
+    /// Whether the negative prompt takes part.
+    fn is_guided(&self) -> bool {
+        self.guidance_scale != 1.0 || self.guidance_scale_2.is_some_and(|scale| scale != 1.0)
+    }
+
     fn objective(&self, sigmas: Vec<f32>, path: &Path) -> Result<Objective> {
-        for (name, value) in [("guidance_scale", self.guidance_scale), ("advantage_clip", self.advantage_clip)] {
+        let second = self.guidance_scale_2.unwrap_or(self.guidance_scale);
+        let scales = [("guidance_scale", self.guidance_scale), ("guidance_scale_2", second), ("advantage_clip", self.advantage_clip)];
+        for (name, value) in scales {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::recording(path, format!("`{name}` is {value}, expected 0 or a positive number"), HINT));
             }
@@ -253,8 +264,7 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
         }
         Ok(PromptEmbeds::from_padded(padded))
     };
-    let guided = header.guidance_scale != 1.0;
-    let negative = if guided { Some(embeds("negative_prompt_embeds")?) } else { None };
+    let negative = if header.is_guided() { Some(embeds("negative_prompt_embeds")?) } else { None };
     let clip = header.advantage_clip;
     Ok(TransitionBatch {
         next_latents: same("next_latents")?,
@@ -271,6 +281,7 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
             negative,
             prompt_of: (0..count).collect(),
             guidance_scale: header.guidance_scale,
+            guidance_scale_2: header.guidance_scale_2,
         },
     })
 }

@@ -4,7 +4,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use grpo::{Schedule, Transition};
-use wan::guidance::{GuidanceBatching, GuidedText, GuidedTrace, GuidedVelocity};
+use wan::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedTrace, GuidedVelocity};
 use wan::text::PromptEmbeds;
 use wan::weights::to_floats;
 
@@ -23,9 +23,15 @@ pub struct Conditioning {
     pub prompt_of: Vec<usize>,
     /// Classifier-free guidance; 1 is off.
     pub guidance_scale: f64,
+    /// That of the second network, if there is one; if absent, the same.
+    pub guidance_scale_2: Option<f64>,
 }
 
 impl Conditioning {
+    fn guidance(&self) -> GuidanceScales {
+        GuidanceScales::new(self.guidance_scale, self.guidance_scale_2)
+    }
+
     /// The guided velocity at latents of the given shape [B, C, F, H, W] under the policy's present weights, with the text's keys and values
     /// computed once.
     pub fn velocity<'a>(&self, policy: &'a Policy, latents: [usize; 5], record: bool) -> GuidedVelocity<'a> {
@@ -45,8 +51,8 @@ impl Conditioning {
 
     /// The text's keys and values.
     pub fn text(&self, policy: &Policy, record: bool) -> GuidedText {
-        let negative = self.negative.as_ref().filter(|_| self.guidance_scale != 1.0);
-        GuidedText::new(&policy.transformer, &self.prompts, negative, record)
+        let negative = self.negative.as_ref().filter(|_| self.guidance() != 1.0.into());
+        GuidedText::new(policy.experts(), &self.prompts, negative, record)
     }
 
     /// The guided velocity of some of the samples, computed as that of all of them is. A sample's latents have the shape `latents`
@@ -54,7 +60,7 @@ impl Conditioning {
     pub fn velocity_of<'a>(&self, policy: &'a Policy, text: &GuidedText, samples: &[usize], latents: [usize; 5]) -> GuidedVelocity<'a> {
         let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * policy.transformer.num_tokens(latents));
         let prompts: Vec<usize> = samples.iter().map(|&sample| self.prompt_of[sample]).collect();
-        GuidedVelocity::new(&policy.transformer, text, &prompts, self.guidance_scale, batching)
+        GuidedVelocity::new(policy.experts(), text, &prompts, self.guidance(), batching)
     }
 
     /// The conditioning of some of the samples, without the prompts of the others: what is not finite in those cannot reach a gradient.
@@ -63,7 +69,7 @@ impl Conditioning {
         let (firsts, prompt_of) = first_of_each(&prompts);
         let used: Vec<usize> = firsts.into_iter().map(|first| prompts[first]).collect();
         let negative = self.negative.as_ref().map(|n| if n.batch_size() == 1 { n.clone() } else { n.select_uncut(&used) });
-        Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, guidance_scale: self.guidance_scale }
+        Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, ..self.clone() }
     }
 }
 
@@ -112,7 +118,7 @@ impl Replayed {
         let Some(trace) = self.trace else { return gradients.add(policy.params(), &own) };
         // summed apart first, as within one graph
         let mut sum = GradientSum::new(policy.params());
-        trace.backward(&policy.transformer, &own, &mut |part| sum.add(policy.params(), part));
+        trace.backward(policy.experts(), &own, &mut |part| sum.add(policy.params(), part));
         gradients.merge(sum);
     }
 }

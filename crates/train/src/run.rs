@@ -257,7 +257,20 @@ fn describe(trainer: &Trainer) -> String {
         .as_ref()
         .map_or("all weights".to_owned(), |lora| format!("LoRA of rank {} on {} layers", lora.config.rank, params.len() / 2));
     let precision = if trainer.policy.transformer.dtype() == DType::BF16 { ", frozen weights and activations in bf16" } else { "" };
-    format!("{}: {kind}, {} parameters trained{precision}", trainer.settings.method.name, params.num_elements())
+    let networks = if trainer.policy.second.is_some() { steps_by_network(trainer) } else { String::new() };
+    format!("{}: {kind}, {} parameters trained{precision}{networks}", trainer.settings.method.name, params.num_elements())
+}
+
+/// Which of the steps that may be trained go through which network: a network without any stays as it is.
+fn steps_by_network(trainer: &Trainer) -> String {
+    let schedule = &trainer.objective.schedule;
+    let pool = trainer.recipe.stochastic.pool(schedule.num_steps());
+    let of = |network: usize| {
+        let steps = pool.iter().filter(|&&step| trainer.policy.network(schedule.timestep(step)) == network);
+        let steps: Vec<String> = steps.map(ToString::to_string).collect();
+        if steps.is_empty() { "none: it stays as it is".to_owned() } else { steps.join(", ") }
+    };
+    format!("; steps of `transformer`: {}; of `transformer_2`: {}", of(0), of(1))
 }
 
 fn describe_checks(checks: &CheckReport) -> String {

@@ -59,8 +59,8 @@ impl RunFolder {
             let hint = "continue that run with `--resume`, give another folder with `--output-dir`, or delete it";
             return Err(Error::run_folder(path, "it already holds files", hint));
         }
-        for folder in [path.to_path_buf(), path.join("adapter"), path.join("adapter/transformer"), path.join("samples")] {
-            remove_unfinished(&folder).map_err(wrap)?;
+        for folder in ["", "adapter", "adapter/transformer", "adapter/transformer_2", "samples"] {
+            remove_unfinished(&path.join(folder)).map_err(wrap)?;
         }
         Ok(Self { path: path.into(), _lock: lock })
     }

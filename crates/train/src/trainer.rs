@@ -15,6 +15,7 @@ use burn::tensor::{DType, Device, Tensor};
 use grpo::{LossWeights, Recipe, Schedule};
 use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
 use video::Frames;
+use wan::experts::SecondExpert;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 use wan::vae::AutoencoderKlWan;
@@ -91,8 +92,10 @@ impl Trainer {
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
         let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
         let dtype = settings.train.mixed_precision.dtype();
-        let (transformer, vae) = WanPipeline::load_without_text(&settings.model_folder()?, device, dtype)?;
-        let mut policy = Policy::new(transformer, &settings.policy, settings.seed, device)?;
+        let folder = settings.model_folder()?;
+        let (transformer, vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
+        let second = SecondExpert::load(&folder, device, dtype)?;
+        let mut policy = Policy::of_experts(transformer, second, &settings.policy, settings.seed, device)?;
         policy.activation_checkpointing = settings.train.activation_checkpointing;
         let optimizer = AdamW::new(settings.optimizer, policy.params());
         let ema = (settings.train.ema_decay > 0.0).then(|| Ema::new(settings.train.ema_decay, policy.params()));
@@ -134,6 +137,7 @@ impl Trainer {
             negative: Some(self.negative.clone()),
             prompt_of: prompt_ids.iter().map(place).collect(),
             guidance_scale: self.settings.sampling.guidance_scale,
+            guidance_scale_2: self.settings.sampling.guidance_scale_2,
         }
     }
 

@@ -75,6 +75,7 @@ impl Case {
             negative: Some(PromptEmbeds::from_padded(self.tensor("negative_embeds"))),
             prompt_of: (0..SAMPLES).map(|i| i / PER_PROMPT).collect(),
             guidance_scale: self.guidance_scale,
+            guidance_scale_2: None,
         }
     }
 

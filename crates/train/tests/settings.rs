@@ -4,9 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use train::settings::{
-    DEFAULT_RECIPE, MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file,
-};
+use train::settings::{DEFAULT_RECIPE, MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file};
 
 fn recipe_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name)

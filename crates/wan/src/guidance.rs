@@ -9,6 +9,7 @@
 //!
 //! Legend: `P` distinct prompts, `B` samples, `C` latent channels, `F`, `H`, `W` size of the latents, `L` tokens.
 
+use crate::experts::{Boundary, Experts};
 use crate::text::PromptEmbeds;
 use crate::transformer::recompute::{Receive, Trace};
 use crate::transformer::{TextContext, WanTransformer};
@@ -36,12 +37,29 @@ impl GuidanceBatching {
     }
 }
 
+/// Scales of guidance: of a model's only network, or of each of its two. One number is that of both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GuidanceScales([f64; 2]);
+
+impl GuidanceScales {
+    /// `first` for the first network, `second` for the other; where there is none, the same for both.
+    pub fn new(first: f64, second: Option<f64>) -> Self {
+        Self([first, second.unwrap_or(first)])
+    }
+}
+
+impl From<f64> for GuidanceScales {
+    fn from(scale: f64) -> Self {
+        Self([scale; 2])
+    }
+}
+
 /// What cross-attention needs of the prompts and the negative prompts. It does not depend on the timestep, nor on
 /// how many samples share a prompt: a rollout computes it once.
 #[derive(Debug, Clone)]
 pub struct GuidedText {
-    /// Rows: the P prompts, then the negative prompts.
-    context: TextContext,
+    /// For each network. Rows: the P prompts, then the negative prompts.
+    contexts: Vec<TextContext>,
     num_prompts: usize,
     num_negatives: usize,
 }
@@ -53,15 +71,16 @@ impl GuidedText {
     ///
     /// # Panics
     /// If the number of negative prompts is neither 1 nor P, or the padding of the two differs.
-    pub fn new(transformer: &WanTransformer, prompts: &PromptEmbeds, negatives: Option<&PromptEmbeds>, record: bool) -> Self {
+    pub fn new<'a>(experts: impl Into<Experts<'a>>, prompts: &PromptEmbeds, negatives: Option<&PromptEmbeds>, record: bool) -> Self {
+        let experts = experts.into();
+        let contexts = |text: &PromptEmbeds| experts.networks().map(|network| network.text_context(text, record)).collect();
         let num_prompts = prompts.batch_size();
         let Some(negatives) = negatives else {
-            return Self { context: transformer.text_context(prompts, record), num_prompts, num_negatives: 0 };
+            return Self { contexts: contexts(prompts), num_prompts, num_negatives: 0 };
         };
         let num_negatives = negatives.batch_size();
         assert!([1, num_prompts].contains(&num_negatives), "{num_negatives} negative prompts for {num_prompts} prompts");
-        let both = PromptEmbeds::cat(prompts, negatives);
-        Self { context: transformer.text_context(&both, record), num_prompts, num_negatives }
+        Self { contexts: contexts(&PromptEmbeds::cat(prompts, negatives)), num_prompts, num_negatives }
     }
 
     /// Rows of the context for samples of the given prompts: of their prompts, and of their negative prompts.
@@ -71,13 +90,21 @@ impl GuidedText {
     }
 }
 
-/// The guided velocity of a batch of samples.
+/// The guided velocity of a batch of samples. Each sample goes through the network that its timestep belongs to.
 #[derive(Debug)]
 pub struct GuidedVelocity<'a> {
+    /// One or two.
+    networks: Vec<Network<'a>>,
+    boundary: Option<Boundary>,
+    samples: usize,
+}
+
+/// A transformer with its part of the guidance.
+#[derive(Debug)]
+struct Network<'a> {
     transformer: &'a WanTransformer,
     branches: Branches,
     guidance_scale: f64,
-    samples: usize,
 }
 
 #[derive(Debug)]
@@ -89,31 +116,43 @@ enum Branches {
     InTurn(Box<[TextContext; 2]>),
 }
 
+/// Does the transformer's part: (network, latents, timesteps, text) -> velocity.
+type Forward<'f> = &'f mut dyn FnMut(usize, Tensor<5>, &[f64], &TextContext) -> Tensor<5>;
+
 impl<'a> GuidedVelocity<'a> {
-    /// For B samples, where sample `b` has prompt `samples[b]` of `text`. `guidance_scale` 1 is no guidance: the
-    /// unconditional branch is not computed.
+    /// For B samples, where sample `b` has prompt `samples[b]` of `text`. A scale of 1 is no guidance: the unconditional branch is not
+    /// computed.
     ///
     /// # Panics
-    /// If `samples` is empty or names a prompt that `text` lacks, or there is guidance but no negative prompt.
+    /// If `samples` is empty or names a prompt that `text` lacks, there is guidance but no negative prompt, or the text is of other networks.
     pub fn new(
-        transformer: &'a WanTransformer,
+        experts: impl Into<Experts<'a>>,
         text: &GuidedText,
         samples: &[usize],
-        guidance_scale: f64,
+        guidance: impl Into<GuidanceScales>,
         batching: GuidanceBatching,
     ) -> Self {
         assert!(samples.iter().all(|&prompt| prompt < text.num_prompts), "{samples:?} of {} prompts", text.num_prompts);
+        let (experts, GuidanceScales(scales)) = (experts.into(), guidance.into());
+        assert_eq!(text.contexts.len(), experts.networks().count(), "text of other networks");
         let (prompts, negatives) = text.rows(samples);
-        let branches = if guidance_scale == 1.0 {
-            Branches::Conditional(text.context.select(&prompts))
-        } else {
-            assert!(text.num_negatives > 0, "guidance {guidance_scale} needs a negative prompt");
+        let branches = |context: &TextContext, scale: f64| {
+            if scale == 1.0 {
+                return Branches::Conditional(context.select(&prompts));
+            }
+            assert!(text.num_negatives > 0, "guidance {scale} needs a negative prompt");
             match batching {
-                GuidanceBatching::Together => Branches::Together(text.context.select(&[prompts, negatives].concat())),
-                GuidanceBatching::InTurn => Branches::InTurn(Box::new([text.context.select(&prompts), text.context.select(&negatives)])),
+                GuidanceBatching::Together => Branches::Together(context.select(&[prompts.clone(), negatives.clone()].concat())),
+                GuidanceBatching::InTurn => Branches::InTurn(Box::new([context.select(&prompts), context.select(&negatives)])),
             }
         };
-        Self { transformer, branches, guidance_scale, samples: samples.len() }
+        let network = |((transformer, context), scale): ((&'a WanTransformer, &TextContext), f64)| Network {
+            transformer,
+            branches: branches(context, scale),
+            guidance_scale: scale,
+        };
+        let networks = experts.networks().zip(&text.contexts).zip(scales).map(network).collect();
+        Self { networks, boundary: experts.boundary(), samples: samples.len() }
     }
 
     /// The velocity [B, C, F, H, W] at `latents` of the same shape, f32.
@@ -123,7 +162,9 @@ impl<'a> GuidedVelocity<'a> {
     /// # Panics
     /// If the batch is not that of [`new`](Self::new).
     pub fn velocity(&self, latents: Tensor<5>, timesteps: &[f64]) -> Tensor<5> {
-        self.combined(self.predictions(latents, timesteps))
+        self.velocity_by(latents, timesteps, &mut |network, latents, timesteps, text| {
+            self.networks[network].transformer.forward(latents, timesteps, text)
+        })
     }
 
     /// The velocity as the start of a graph that [`GuidedTrace::backward`] continues: the activations in between are not kept but
@@ -133,47 +174,97 @@ impl<'a> GuidedVelocity<'a> {
     /// As [`velocity`](Self::velocity).
     pub fn velocity_traced(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, GuidedTrace) {
         let mut passes = Vec::new();
-        let predictions = self.predictions_by(latents, timesteps, &mut |latents, timesteps, text| {
-            let (velocity, trace) = self.transformer.forward_traced(latents, timesteps, text);
+        let velocity = self.velocity_by(latents, timesteps, &mut |network, latents, timesteps, text| {
+            let (velocity, trace) = self.networks[network].transformer.forward_traced(latents, timesteps, text);
             let velocity = velocity.autodiff().require_grad();
-            passes.push((trace, velocity.clone()));
+            passes.push(Pass { network, trace, velocity: velocity.clone() });
             velocity
         });
-        (self.combined(predictions), GuidedTrace { passes })
-    }
-
-    fn combined(&self, predictions: (Tensor<5>, Option<Tensor<5>>)) -> Tensor<5> {
-        match predictions {
-            (conditional, None) => conditional,
-            (conditional, Some(unconditional)) => guided(conditional, unconditional, self.guidance_scale),
-        }
+        (velocity, GuidedTrace { passes })
     }
 
     /// The two predictions v_cond and v_uncond; no second one without guidance. Arguments as for [`velocity`](Self::velocity).
+    ///
+    /// # Panics
+    /// If the timesteps belong to different networks.
     pub fn predictions(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, Option<Tensor<5>>) {
-        self.predictions_by(latents, timesteps, &mut |latents, timesteps, text| self.transformer.forward(latents, timesteps, text))
+        let timesteps = self.for_all(timesteps);
+        let network = self.networks_of(&timesteps)[0];
+        assert!(self.networks_of(&timesteps).iter().all(|&other| other == network), "timesteps of two networks");
+        self.networks[network].branches.predictions(latents, &timesteps, &mut |latents, timesteps, text| {
+            self.networks[network].transformer.forward(latents, timesteps, text)
+        })
     }
 
-    /// As [`predictions`](Self::predictions), with the transformer's part done by `forward`.
-    fn predictions_by(
+    fn velocity_by(&self, latents: Tensor<5>, timesteps: &[f64], forward: Forward<'_>) -> Tensor<5> {
+        assert_eq!(latents.dims()[0], self.samples, "latents of another batch size");
+        let timesteps = self.for_all(timesteps);
+        let networks = self.networks_of(&timesteps);
+        if let Some(&network) = networks.first()
+            && networks.iter().all(|&other| other == network)
+        {
+            let Network { branches, guidance_scale, .. } = &self.networks[network];
+            return combined(branches, *guidance_scale, latents, &timesteps, &mut |x, t, text| forward(network, x, t, text));
+        }
+        let mut rows: Vec<Option<Tensor<5>>> = vec![None; self.samples];
+        for (network, Network { branches, guidance_scale, .. }) in self.networks.iter().enumerate() {
+            let own: Vec<usize> = (0..self.samples).filter(|&sample| networks[sample] == network).collect();
+            let part = Tensor::cat(own.iter().map(|&sample| latents.clone().narrow(0, sample, 1)).collect(), 0);
+            let per_sample = timesteps.len() / self.samples;
+            let times: Vec<f64> = own.iter().flat_map(|&s| timesteps[s * per_sample..(s + 1) * per_sample].to_vec()).collect();
+            let branches = branches.select(&own, self.samples);
+            let part = combined(&branches, *guidance_scale, part, &times, &mut |x, t, text| forward(network, x, t, text));
+            for (place, sample) in own.into_iter().enumerate() {
+                rows[sample] = Some(part.clone().narrow(0, place, 1));
+            }
+        }
+        Tensor::cat(rows.into_iter().flatten().collect(), 0)
+    }
+
+    /// One timestep for all samples as one for each; others as they are.
+    fn for_all(&self, timesteps: &[f64]) -> Vec<f64> {
+        if timesteps.len() == 1 { vec![timesteps[0]; self.samples] } else { timesteps.to_vec() }
+    }
+
+    /// The network of each sample: that of its noisiest token.
+    fn networks_of(&self, timesteps: &[f64]) -> Vec<usize> {
+        let noisiest = |of_sample: &[f64]| of_sample.iter().copied().fold(0.0, f64::max);
+        let network = |of_sample: &[f64]| self.boundary.map_or(0, |boundary| boundary.network(noisiest(of_sample)));
+        timesteps.chunks(timesteps.len() / self.samples).map(network).collect()
+    }
+}
+
+impl Branches {
+    /// The branches of some of the `batch` samples.
+    fn select(&self, samples: &[usize], batch: usize) -> Self {
+        match self {
+            Self::Conditional(text) => Self::Conditional(text.select(samples)),
+            Self::Together(text) => {
+                let negatives = samples.iter().map(|sample| batch + sample).collect();
+                Self::Together(text.select(&[samples.to_vec(), negatives].concat()))
+            }
+            Self::InTurn(texts) => Self::InTurn(Box::new([texts[0].select(samples), texts[1].select(samples)])),
+        }
+    }
+
+    /// See [`GuidedVelocity::predictions`]; a timestep for each sample or token.
+    fn predictions(
         &self,
         latents: Tensor<5>,
         timesteps: &[f64],
         forward: &mut dyn FnMut(Tensor<5>, &[f64], &TextContext) -> Tensor<5>,
     ) -> (Tensor<5>, Option<Tensor<5>>) {
-        let batch = self.samples;
-        assert_eq!(latents.dims()[0], batch, "latents of another batch size");
-        let timesteps = if timesteps.len() == 1 { vec![timesteps[0]; batch] } else { timesteps.to_vec() };
-        match &self.branches {
-            Branches::Conditional(text) => (forward(latents, &timesteps, text), None),
-            Branches::InTurn(texts) => {
+        match self {
+            Self::Conditional(text) => (forward(latents, timesteps, text), None),
+            Self::InTurn(texts) => {
                 let [text, negative] = texts.as_ref();
-                let conditional = forward(latents.clone(), &timesteps, text);
-                (conditional, Some(forward(latents, &timesteps, negative)))
+                let conditional = forward(latents.clone(), timesteps, text);
+                (conditional, Some(forward(latents, timesteps, negative)))
             }
-            Branches::Together(text) => {
+            Self::Together(text) => {
+                let batch = latents.dims()[0];
                 let both = Tensor::cat(vec![latents.clone(), latents], 0);
-                let velocities = forward(both, &[timesteps.clone(), timesteps].concat(), text);
+                let velocities = forward(both, &[timesteps, timesteps].concat(), text);
                 let half = |from| velocities.clone().narrow(0, from, batch);
                 (half(0), Some(half(batch)))
             }
@@ -181,24 +272,50 @@ impl<'a> GuidedVelocity<'a> {
     }
 }
 
+/// The guided velocity of samples of one network.
+fn combined(
+    branches: &Branches,
+    guidance_scale: f64,
+    latents: Tensor<5>,
+    timesteps: &[f64],
+    forward: &mut dyn FnMut(Tensor<5>, &[f64], &TextContext) -> Tensor<5>,
+) -> Tensor<5> {
+    match branches.predictions(latents, timesteps, forward) {
+        (conditional, None) => conditional,
+        (conditional, Some(unconditional)) => guided(conditional, unconditional, guidance_scale),
+    }
+}
+
 /// The way back from a velocity of [`GuidedVelocity::velocity_traced`].
 #[derive(Debug)]
 pub struct GuidedTrace {
-    /// Each pass with the prediction that came of it.
-    passes: Vec<(Trace, Tensor<5>)>,
+    passes: Vec<Pass>,
+}
+
+/// A pass through a network, with the prediction that came of it.
+#[derive(Debug)]
+struct Pass {
+    network: usize,
+    trace: Trace,
+    velocity: Tensor<5>,
 }
 
 impl GuidedTrace {
-    /// Goes on where `gradients` ended, those of a function of the velocity: backward through the passes of `transformer`.
+    /// Goes on where `gradients` ended, those of a function of the velocity: backward through the passes of each network.
     ///
     /// # Panics
-    /// If the transformer is another one.
-    pub fn backward(self, transformer: &WanTransformer, gradients: &Gradients, receive: Receive<'_>) {
-        let with_gradient = |(trace, velocity): (Trace, Tensor<5>)| Some((trace, velocity.grad(gradients)?));
-        let passes: Vec<_> = self.passes.into_iter().filter_map(with_gradient).collect();
-        if !passes.is_empty() {
-            transformer.backward_traced(passes, receive);
+    /// If the networks are others.
+    pub fn backward<'a>(self, experts: impl Into<Experts<'a>>, gradients: &Gradients, receive: Receive<'_>) {
+        let mut pending = self.passes;
+        for (network, transformer) in experts.into().networks().enumerate() {
+            let (own, others): (Vec<Pass>, Vec<Pass>) = pending.into_iter().partition(|pass| pass.network == network);
+            pending = others;
+            let passes: Vec<_> = own.into_iter().filter_map(|pass| Some((pass.trace, pass.velocity.grad(gradients)?))).collect();
+            if !passes.is_empty() {
+                transformer.backward_traced(passes, receive);
+            }
         }
+        assert!(pending.is_empty(), "passes of another network");
     }
 }
 

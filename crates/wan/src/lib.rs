@@ -9,9 +9,11 @@ pub mod weights;
 
 pub mod config;
 pub mod device;
+pub mod experts;
 pub mod guidance;
 pub mod hub;
 pub mod lora;
+pub mod original;
 pub mod pipeline;
 pub mod random_model;
 pub mod solver;

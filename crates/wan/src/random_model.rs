@@ -2,9 +2,10 @@
 //! weights are not at hand. Only the videos are worth nothing.
 //!
 //! Weights are bf16 in shards with an index, as the released ones; they are drawn while they are written, so that 14B need no more memory
-//! than 1.3B. A value is a function of (seed, name, place).
+//! than 1.3B. A value is a function of (seed, network, name, place).
 
 use crate::error::{Error, Result};
+use crate::experts::{Boundary, SECOND};
 use crate::text::{WORD_TOKENIZER_CONFIG_JSON, word_tokenizer_json};
 use crate::transformer::{TransformerConfig, WanTransformer};
 use crate::umt5::{Umt5Config, Umt5Encoder};
@@ -17,11 +18,13 @@ use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::Path;
 
-/// The three parts that have weights.
+/// The parts that have weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// `transformer/`
     Transformer,
+    /// `transformer_2/`, in a model with two networks.
+    Transformer2,
     /// `vae/`
     Vae,
     /// `text_encoder/`: 5.7B parameters, 11.4 GB.
@@ -31,8 +34,10 @@ pub enum Part {
 /// What to write.
 #[derive(Debug, Clone)]
 pub struct RandomModel {
-    /// Sizes of the transformer; autoencoder and text encoder are the same for every Wan2.1.
+    /// Sizes of the transformer, or of both; autoencoder and text encoder are the same for every Wan2.1 and for Wan2.2 A14B.
     pub transformer: TransformerConfig,
+    /// Where the second network takes over, if there is one.
+    pub boundary: Option<Boundary>,
     /// Sizes of the autoencoder.
     pub vae: VaeConfig,
     /// Sizes of the text encoder.
@@ -57,7 +62,7 @@ impl RandomModel {
     /// Sizes that no model can have.
     pub fn declared(&self, part: Part) -> Result<Vec<Declared>> {
         match part {
-            Part::Transformer => Weights::declared(|w| WanTransformer::new(self.transformer.clone(), w, DType::BF16)),
+            Part::Transformer | Part::Transformer2 => Weights::declared(|w| WanTransformer::new(self.transformer.clone(), w, DType::BF16)),
             Part::Vae => Weights::declared(|w| Ok(AutoencoderKlWan::new(self.vae.clone(), &w))),
             Part::TextEncoder => Weights::declared(|w| Umt5Encoder::new(self.text_encoder.clone(), &w)),
         }
@@ -79,11 +84,12 @@ impl RandomModel {
         if std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(Error::invalid(dir, "the folder is not empty", "name a new folder: nothing is overwritten"));
         }
-        for part in ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"].map(|part| dir.join(part)) {
+        let second = self.boundary.map(|_| SECOND);
+        for part in ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"].into_iter().chain(second).map(|part| dir.join(part)) {
             std::fs::create_dir_all(&part).map_err(|e| Error::write(&part, e))?;
         }
         let small = [
-            ("model_index.json", model_index()),
+            ("model_index.json", model_index(self.boundary)),
             ("scheduler/scheduler_config.json", scheduler_config()),
             ("tokenizer/tokenizer.json", word_tokenizer_json(&self.words.iter().map(String::as_str).collect::<Vec<_>>())),
             ("tokenizer/tokenizer_config.json", WORD_TOKENIZER_CONFIG_JSON.to_owned()),
@@ -94,19 +100,24 @@ impl RandomModel {
         for (path, text) in small {
             write_atomically(&dir.join(path), text.as_bytes())?;
         }
+        if let Some(second) = second {
+            write_atomically(&dir.join(second).join("config.json"), self.transformer.to_json().as_bytes())?;
+        }
         for &part in &self.parts {
             let (folder, stem) = match part {
                 Part::Transformer => ("transformer", "diffusion_pytorch_model"),
+                Part::Transformer2 => (SECOND, "diffusion_pytorch_model"),
                 Part::Vae => ("vae", "diffusion_pytorch_model"),
                 Part::TextEncoder => ("text_encoder", "model"),
             };
-            self.write_part(&dir.join(folder), stem, &self.declared(part)?, progress)?;
+            let network = u64::from(part == Part::Transformer2);
+            self.write_part(&dir.join(folder), stem, network, &self.declared(part)?, progress)?;
         }
         Ok(())
     }
 
     /// The shards, then the index that makes them a model.
-    fn write_part(&self, dir: &Path, stem: &str, tensors: &[Declared], progress: &mut dyn FnMut(u64)) -> Result<()> {
+    fn write_part(&self, dir: &Path, stem: &str, network: u64, tensors: &[Declared], progress: &mut dyn FnMut(u64)) -> Result<()> {
         let shards = cut(tensors, self.shard_bytes);
         let name = |i: usize| match shards.len() {
             1 => format!("{stem}.safetensors"),
@@ -116,7 +127,7 @@ impl RandomModel {
         for (i, shard) in shards.iter().enumerate() {
             write_streamed(&dir.join(name(i)), |file| {
                 file.write_all(&header(shard))?;
-                shard.iter().try_for_each(|tensor| write_values(file, tensor, self.seed, progress))
+                shard.iter().try_for_each(|tensor| write_values(file, tensor, [self.seed, network], progress))
             })?;
             weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), Value::from(name(i)))));
         }
@@ -168,7 +179,7 @@ const CHUNK: usize = 1 << 18;
 /// Chunks drawn at once, on all threads.
 const CHUNKS: usize = 16;
 
-fn write_values(file: &mut dyn Write, tensor: &Declared, seed: u64, progress: &mut dyn FnMut(u64)) -> std::io::Result<()> {
+fn write_values(file: &mut dyn Write, tensor: &Declared, seed: [u64; 2], progress: &mut dyn FnMut(u64)) -> std::io::Result<()> {
     let count = tensor.num_elements();
     let chunks = count.div_ceil(CHUNK);
     for first in (0..chunks).step_by(CHUNKS) {
@@ -182,16 +193,16 @@ fn write_values(file: &mut dyn Write, tensor: &Declared, seed: u64, progress: &m
     Ok(())
 }
 
-fn values(tensor: &Declared, seed: u64, chunk: usize, count: usize) -> Vec<u8> {
-    let key = Key { seed, iteration: chunk as u64, prompt: name_id(&tensor.name), rollout: 0, purpose: Purpose::Data };
+fn values(tensor: &Declared, [seed, network]: [u64; 2], chunk: usize, count: usize) -> Vec<u8> {
+    let key = Key { seed, iteration: chunk as u64, prompt: name_id(&tensor.name), rollout: network, purpose: Purpose::Data };
     // biases off zero: a forgotten one would show
     let init = if tensor.init == Init::Zeros { Init::Normal(0.02) } else { tensor.init };
     let values = initial_values(&key, count, &tensor.shape, init);
     values.into_iter().flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-fn model_index() -> String {
-    let index = json!({
+fn model_index(boundary: Option<Boundary>) -> String {
+    let mut index = json!({
         "_class_name": "WanPipeline",
         "_diffusers_version": "0.33.0.dev0",
         "scheduler": ["diffusers", "UniPCMultistepScheduler"],
@@ -200,6 +211,10 @@ fn model_index() -> String {
         "transformer": ["diffusers", "WanTransformer3DModel"],
         "vae": ["diffusers", "AutoencoderKLWan"],
     });
+    if let Some(boundary) = boundary {
+        index["boundary_ratio"] = boundary.ratio().into();
+        index[SECOND] = json!(["diffusers", "WanTransformer3DModel"]);
+    }
     format!("{index:#}\n")
 }
 

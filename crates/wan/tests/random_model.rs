@@ -6,16 +6,18 @@ use burn::tensor::{DType, Device, Tensor};
 use common::golden_dir;
 use std::collections::BTreeMap;
 use std::path::Path;
+use wan::experts::Boundary;
 use wan::pipeline::WanPipeline;
 use wan::random_model::{Part, RandomModel};
 use wan::transformer::{TransformerConfig, WanTransformer};
 use wan::umt5::Umt5Config;
 use wan::vae::VaeConfig;
-use wan::weights::{Declared, WeightFiles};
+use wan::weights::{Declared, WeightFiles, to_floats};
 
 fn model(transformer: TransformerConfig, vae: VaeConfig, text_encoder: Umt5Config, shard_bytes: u64) -> RandomModel {
     RandomModel {
         transformer,
+        boundary: None,
         vae,
         text_encoder,
         words: vec![],
@@ -99,6 +101,21 @@ fn a_folder_loads_whatever_its_shards() {
     let velocity = pipeline.transformer.forward(latents, &[500.0], &pipeline.transformer.text_context(&text, false));
     let values = velocity.into_data().iter::<f32>().collect::<Vec<_>>();
     assert!(values.iter().all(|v| v.is_finite() && v.abs() < 100.0) && values.iter().any(|v| *v != 0.0), "{values:?}");
+}
+
+#[test]
+fn a_folder_of_two_networks_loads() {
+    let parts = vec![Part::Transformer, Part::Transformer2, Part::Vae, Part::TextEncoder];
+    let dir = write(&RandomModel { boundary: Some(Boundary::T2V_A14B), parts, ..tiny(u64::MAX) });
+    let pipeline = WanPipeline::load(dir.path(), &Device::flex(), DType::F32).expect("loads");
+    assert_eq!(pipeline.experts().boundary(), Some(Boundary::T2V_A14B));
+    let weights: Vec<Vec<f32>> = pipeline.experts().networks().map(|network| to_floats(network.params.snapshot()[0].clone())).collect();
+    assert_eq!(weights[0].len(), weights[1].len());
+    assert_ne!(weights[0], weights[1]);
+    // the first is what it would be alone
+    let single = WanPipeline::load(write(&tiny(u64::MAX)).path(), &Device::flex(), DType::F32).expect("loads");
+    assert_eq!(weights[0], to_floats(single.transformer.params.snapshot()[0].clone()));
+    assert!(single.second.is_none());
 }
 
 #[test]

@@ -262,6 +262,16 @@ fn attention_backward_matches_the_materialised_form() {
 }
 
 #[test]
+fn sizes_of_wan2_2_are_those_that_were_published() {
+    let path = golden_dir().join("real/wan2.2-ti2v-5b.transformer.config.json");
+    assert_eq!(TransformerConfig::load(&path).expect("config"), TransformerConfig::wan22_ti2v_5b());
+    assert_eq!(TransformerConfig::wan22_ti2v_5b().num_parameters(), 4_999_787_712);
+    // each of the two networks
+    assert_eq!(TransformerConfig::released("Wan2.2-T2V-A14B-Diffusers"), Some(TransformerConfig::wan21_14b()));
+    assert_eq!(TransformerConfig::released("Wan2.2-I2V-A14B-Diffusers"), None);
+}
+
+#[test]
 fn matches_reference_sizes_of_the_released_models() {
     for (folder, file, parameters) in [
         ("Wan2.1-T2V-1.3B-Diffusers", "wan2.1-t2v-1.3b", 1_418_996_800_usize),

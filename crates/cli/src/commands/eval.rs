@@ -17,6 +17,9 @@ pub struct EvalArgs {
     /// Adapter to compare with the base on the same noise.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    /// Adapter of the second transformer, in a model with two [default: the folder `transformer_2` in that of `--lora`, if there is one].
+    #[arg(long, value_name = "PATH", requires = "lora")]
+    lora_2: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArg,
     /// Print JSON.
@@ -33,17 +36,15 @@ pub fn run_command(args: &EvalArgs) -> Result<()> {
     let device = args.device.open()?;
     let trainer = Trainer::new(settings, &device)?;
     // the fresh adapter changes nothing, but an adapter given is to be the only one
-    wan::lora::Lora::detach(&trainer.policy.transformer.linears);
-    let adapter = match &args.lora {
-        Some(path) => Some(wan::lora::load(path, &trainer.policy.transformer.linears)?),
-        None => None,
-    };
+    let experts = trainer.policy.experts();
+    experts.detach();
+    let adapters = args.lora.as_ref().map(|path| experts.read_adapters(path, args.lora_2.as_deref())).transpose()?;
     let mut bars = Bars::default();
     let before = evaluate(&trainer, "base", &mut |event| bars.show(event))?;
-    let Some(adapter) = adapter else {
+    let Some(adapters) = adapters else {
         return print_one(&before, args.json);
     };
-    adapter.attach(&trainer.policy.transformer.linears, &device)?;
+    experts.attach(adapters, &device)?;
     let after = evaluate(&trainer, "adapter", &mut |event| bars.show(event))?;
     let eval = &trainer.settings.eval;
     let comparison = compare(&before, &after, eval.bootstrap, eval.seed);

@@ -4,7 +4,9 @@ use super::train::RecipeArgs;
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
-use train::settings::{PolicySettings, Settings};
+use std::path::PathBuf;
+use train::settings::{PolicySettings, Settings, StepRow};
+use wan::experts::{Boundary, SECOND};
 use wan::transformer::TransformerConfig;
 
 /// Arguments of `inspect`.
@@ -30,22 +32,32 @@ struct Trained {
 /// A recipe that cannot be read or used.
 pub fn run_command(args: &InspectArgs) -> Result<()> {
     let settings = args.recipe.load()?;
-    let (steps, trained) = (settings.step_table()?, trained(&settings));
+    let model = Model::of(&settings)?;
+    if model.config.is_some() {
+        settings.check_networks(model.boundary)?;
+    }
+    let (steps, trained) = (settings.step_table()?, trained(&settings, &model));
     if args.json {
-        let report = json!({
+        let mut report = json!({
             "recipe": settings,
             "steps": steps,
             "trained": { "description": trained.description, "layers": trained.layers, "parameters": trained.parameters },
         });
+        if let Some(boundary) = model.boundary {
+            report["boundary_ratio"] = json!(boundary);
+            report["networks"] = steps.iter().map(|row| network(boundary, row)).collect();
+        }
         println!("{report:#}");
         return Ok(());
     }
     print!("{}", settings.to_toml());
-    println!("\nstep   sigma  sigma'  timestep  noise level    std  sensitivity  excess variance  loss weight");
+    let title = if model.boundary.is_some() { "  network" } else { "" };
+    println!("\nstep   sigma  sigma'  timestep  noise level    std  sensitivity  excess variance  loss weight{title}");
     for row in &steps {
         let sensitivity = row.sensitivity.map_or("-".into(), |value| format!("{value:.4}"));
+        let network = model.boundary.map(|boundary| format!("  {}", network(boundary, row))).unwrap_or_default();
         println!(
-            "{:>4}  {:.4}  {:.4}  {:>8.1}  {:>11.4}  {:.4}  {sensitivity:>11}  {:>15.6}  {:>11.4}",
+            "{:>4}  {:.4}  {:.4}  {:>8.1}  {:>11.4}  {:.4}  {sensitivity:>11}  {:>15.6}  {:>11.4}{network}",
             row.step, row.sigma, row.sigma_next, row.timestep, row.noise_level, row.std, row.excess_variance, row.loss_weight
         );
     }
@@ -53,26 +65,50 @@ pub fn run_command(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-/// Counted from the model's config.json, or from the known sizes of a released model that is not there.
-fn trained(settings: &Settings) -> Trained {
-    let path = settings.model_folder().unwrap_or_else(|_| settings.model.path.clone()).join("transformer/config.json");
-    let folder = settings.model.path.file_name().unwrap_or_default().to_string_lossy();
-    let Some(config) = TransformerConfig::load(&path).ok().or_else(|| TransformerConfig::released(&folder)) else {
-        let description = format!("unknown sizes, `{}` is not there", path.display());
+/// The network that takes a step.
+fn network(boundary: Boundary, row: &StepRow) -> &'static str {
+    ["transformer", SECOND][boundary.network(row.timestep)]
+}
+
+/// What is known of the model.
+struct Model {
+    /// The config.json that was looked for.
+    path: PathBuf,
+    /// From there, or the known sizes of a released model that is not there.
+    config: Option<TransformerConfig>,
+    boundary: Option<Boundary>,
+}
+
+impl Model {
+    fn of(settings: &Settings) -> Result<Self> {
+        let folder = settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
+        let path = folder.join("transformer/config.json");
+        let name = settings.model.path.file_name().unwrap_or_default().to_string_lossy();
+        let boundary = if path.exists() { Boundary::of_folder(&folder)? } else { Boundary::released(&name) };
+        let config = TransformerConfig::load(&path).ok().or_else(|| TransformerConfig::released(&name));
+        Ok(Self { path, config, boundary })
+    }
+}
+
+fn trained(settings: &Settings, model: &Model) -> Trained {
+    let Some(config) = &model.config else {
+        let description = format!("unknown sizes, `{}` is not there", model.path.display());
         return Trained { description, layers: None, parameters: None };
     };
+    let (networks, of) = if model.boundary.is_some() { (2, "both transformers") } else { (1, "the transformer") };
     match &settings.policy {
         PolicySettings::Full => {
-            let parameters = config.num_parameters();
-            Trained { description: format!("all {parameters} parameters of the transformer"), layers: None, parameters: Some(parameters) }
+            let parameters = networks * config.num_parameters();
+            Trained { description: format!("all {parameters} parameters of {of}"), layers: None, parameters: Some(parameters) }
         }
         PolicySettings::Lora { rank, target_modules, .. } => {
             let linears = config.linear_layers();
             let hit = |name: &str| target_modules.iter().any(|t| name == t || name.ends_with(&format!(".{t}")));
             let hits: Vec<_> = linears.iter().filter(|(name, ..)| hit(name)).collect();
-            let parameters = hits.iter().map(|(_, inputs, outputs)| rank * (inputs + outputs)).sum();
-            let description = format!("LoRA of rank {rank} on {} linear layers, {parameters} parameters", hits.len());
-            Trained { description, layers: Some(hits.len()), parameters: Some(parameters) }
+            let parameters = networks * hits.iter().map(|(_, inputs, outputs)| rank * (inputs + outputs)).sum::<usize>();
+            let layers = networks * hits.len();
+            let description = format!("LoRA of rank {rank} on {layers} linear layers, {parameters} parameters");
+            Trained { description, layers: Some(layers), parameters: Some(parameters) }
         }
     }
 }

@@ -82,12 +82,13 @@ fn parameters(plan: &Plan) -> Vec<String> {
     let counts = &plan.parameters;
     let rows = [
         ("transformer", counts.transformer),
+        ("second transformer", counts.second_transformer),
         ("autoencoder", counts.vae),
         ("text encoder", counts.text_encoder),
         ("trained", counts.trained),
     ];
     let row = |(name, count): (&str, u64)| format!("  {name:<24}{:>14}", grouped(count));
-    std::iter::once("parameters".to_owned()).chain(rows.into_iter().map(row)).collect()
+    std::iter::once("parameters".to_owned()).chain(rows.into_iter().filter(|(_, count)| *count > 0).map(row)).collect()
 }
 
 fn work(plan: &Plan) -> Vec<String> {

@@ -1,9 +1,10 @@
 //! `flash-grpo random-model`: a model folder of a released size with random weights.
 
 use crate::progress;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+use wan::experts::Boundary;
 use wan::random_model::{DEFAULT_SHARD_BYTES, Part, RandomModel};
 use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
@@ -18,7 +19,7 @@ pub struct RandomModelArgs {
     /// Which model's sizes.
     #[arg(long, value_enum, default_value_t = Size::Small)]
     size: Size,
-    /// Parts whose weights are written; the text encoder takes 11.4 GB.
+    /// Parts whose weights are written; the text encoder takes 11.4 GB. Where the model has two transformers, `transformer` is both.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,..", default_values_t = [PartName::Transformer, PartName::Vae, PartName::TextEncoder])]
     parts: Vec<PartName>,
     /// Seed of the weights.
@@ -37,9 +38,29 @@ enum Size {
     /// Wan2.1 text-to-video 14B
     #[value(name = "14b")]
     Large,
+    /// Wan2.2 text-to-video A14B: two networks of the size of 14B
+    #[value(name = "t2v-a14b")]
+    Experts,
+    /// Wan2.2 text-and-image-to-video 5B; its transformer alone
+    #[value(name = "ti2v-5b")]
+    TextAndImage,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+impl Size {
+    fn transformer(self) -> TransformerConfig {
+        match self {
+            Self::Small => TransformerConfig::wan21_1_3b(),
+            Self::Large | Self::Experts => TransformerConfig::wan21_14b(),
+            Self::TextAndImage => TransformerConfig::wan22_ti2v_5b(),
+        }
+    }
+
+    fn boundary(self) -> Option<Boundary> {
+        matches!(self, Self::Experts).then_some(Boundary::T2V_A14B)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PartName {
     Transformer,
     Vae,
@@ -52,24 +73,26 @@ enum PartName {
 /// # Errors
 /// A folder that is not empty or cannot be written.
 pub fn run_command(args: &RandomModelArgs) -> Result<()> {
-    let part = |name: &PartName| match name {
-        PartName::Transformer => Part::Transformer,
-        PartName::Vae => Part::Vae,
-        PartName::TextEncoder => Part::TextEncoder,
+    let boundary = args.size.boundary();
+    let parts = |name: &PartName| match name {
+        PartName::Transformer if boundary.is_some() => vec![Part::Transformer, Part::Transformer2],
+        PartName::Transformer => vec![Part::Transformer],
+        PartName::Vae => vec![Part::Vae],
+        PartName::TextEncoder => vec![Part::TextEncoder],
     };
-    let transformer = match args.size {
-        Size::Small => TransformerConfig::wan21_1_3b(),
-        Size::Large => TransformerConfig::wan21_14b(),
-    };
+    if matches!(args.size, Size::TextAndImage) && args.parts.iter().any(|part| *part != PartName::Transformer) {
+        bail!("`--size ti2v-5b` is of the transformer alone: its autoencoder is not supported\nhint: add `--parts transformer`");
+    }
     let model = RandomModel {
-        transformer,
+        transformer: args.size.transformer(),
+        boundary,
         vae: VaeConfig::default(),
         text_encoder: Umt5Config::xxl(),
         words: shapes::all_captions()
             .iter()
             .flat_map(|caption| caption.to_string().split(' ').map(str::to_owned).collect::<Vec<_>>())
             .collect(),
-        parts: args.parts.iter().map(part).collect(),
+        parts: args.parts.iter().flat_map(parts).collect(),
         seed: args.seed,
         shard_bytes: args.shard_bytes,
     };

@@ -3,7 +3,7 @@
 use crate::device::DeviceArg;
 use crate::precision::PrecisionArg;
 use anyhow::{Result, ensure};
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use train::optimizer::AdamW;
 use train::policy::Policy;
 use train::recording::Recording;
 use train::update::{UpdateMetrics, update};
+use wan::experts::{Experts, SecondExpert};
 use wan::transformer::WanTransformer;
 
 /// Arguments of `replay`.
@@ -20,12 +21,15 @@ pub struct ReplayArgs {
     /// Recorded transitions, as `train --set debug.save_rollouts=true` writes them.
     #[arg(value_name = "ROLLOUTS")]
     rollouts: PathBuf,
-    /// Model folder in the diffusers layout; only its transformer is read.
+    /// Model folder in the diffusers layout; only its transformer, or both of them, is read.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Adapter to train; without one all weights are trained.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    /// Adapter of the second transformer, in a model with two [default: the folder `transformer_2` in that of `--lora`, if there is one].
+    #[arg(long, value_name = "PATH", requires = "lora")]
+    lora_2: Option<PathBuf>,
     /// Optimizer updates to make; 0 only evaluates.
     #[arg(long, value_name = "N", default_value_t = 1)]
     updates: usize,
@@ -54,13 +58,11 @@ pub fn run_command(args: &ReplayArgs) -> Result<()> {
     );
     let device = args.device.open()?;
     let recording = Recording::load(&args.rollouts, args.micro_batch, &device)?;
-    let transformer = WanTransformer::load(&wan::hub::resolve(&args.model)?.join("transformer"), &device, dtype)?;
+    let folder = wan::hub::resolve(&args.model)?;
+    let transformer = WanTransformer::load(&folder.join("transformer"), &device, dtype)?;
+    let second = SecondExpert::load(&folder, &device, dtype)?;
     recording.check_fits(&transformer.config)?;
-    let lora = match &args.lora {
-        Some(path) => Some(wan::lora::load(path, &transformer.linears)?.attach(&transformer.linears, &device)?),
-        None => None,
-    };
-    let policy = Policy::from_parts(transformer, lora);
+    let policy = policy(args, transformer, second, &device)?;
     let mut optimizer = AdamW::new(recording.header.optimizer, policy.params());
     let updates: Vec<UpdateMetrics> = if args.updates == 0 {
         vec![recording.evaluate(&policy)]
@@ -68,6 +70,23 @@ pub fn run_command(args: &ReplayArgs) -> Result<()> {
         (0..args.updates).map(|_| update(&policy, &mut optimizer, None, &recording.objective, &recording.batches, &Alone)).collect()
     };
     print(&updates, args.json)
+}
+
+/// The networks with their adapters, if any were given: then each network must have one.
+fn policy(args: &ReplayArgs, transformer: WanTransformer, second: Option<SecondExpert>, device: &Device) -> Result<Policy> {
+    let Some(path) = &args.lora else {
+        return Ok(Policy::from_experts((transformer, None), second.map(|second| (second, None))));
+    };
+    let experts = Experts { first: &transformer, second: second.as_ref() };
+    let mut adapters = experts.attach(experts.read_adapters(path, args.lora_2.as_deref())?, device)?.into_iter();
+    let lora = adapters.next();
+    let second_lora = adapters.next();
+    ensure!(
+        second.is_none() || second_lora.is_some(),
+        "`{}` has no folder `transformer_2`, and the model has two transformers\nhint: give the adapter of the second with `--lora-2`",
+        path.display()
+    );
+    Ok(Policy::from_experts((transformer, lora), second.map(|second| (second, second_lora))))
 }
 
 fn print(updates: &[UpdateMetrics], as_json: bool) -> Result<()> {

@@ -28,12 +28,18 @@ pub struct SampleArgs {
     /// Adapter: a PEFT folder, a folder with `pytorch_lora_weights.safetensors`, or a .safetensors file of any usual layout.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    /// Adapter of the second transformer, in a model with two [default: the folder `transformer_2` in that of `--lora`, if there is one].
+    #[arg(long, value_name = "PATH", requires = "lora")]
+    lora_2: Option<PathBuf>,
     /// Denoising steps.
     #[arg(long, value_name = "N", default_value_t = 50)]
     num_inference_steps: usize,
     /// Weight of the prompt; 1 is no guidance.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     guidance_scale: f64,
+    /// The same for the steps of the second transformer, in a model with two [default: the same].
+    #[arg(long, value_name = "S")]
+    guidance_scale_2: Option<f64>,
     /// Height in pixels.
     #[arg(long, value_name = "PIXELS", default_value_t = 480)]
     height: usize,
@@ -156,6 +162,7 @@ fn request(args: &SampleArgs) -> Result<SampleRequest> {
         num_frames: args.num_frames,
         num_inference_steps: args.num_inference_steps,
         guidance_scale: args.guidance_scale,
+        guidance_scale_2: args.guidance_scale_2,
         solver: args.solver.map(SolverName::kind),
         grid: args.grid.map(GridName::grid),
         shift: args.shift,
@@ -186,8 +193,8 @@ fn load(args: &SampleArgs) -> Result<WanPipeline> {
     let spinner = progress::spinner("loading");
     let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, args.precision.dtype())?;
     if let Some(path) = &args.lora {
-        let sites = &pipeline.transformer.linears;
-        wan::lora::load(path, sites)?.attach(sites, &device)?;
+        let adapters = pipeline.experts().read_adapters(path, args.lora_2.as_deref())?;
+        pipeline.experts().attach(adapters, &device)?;
     }
     spinner.finish_and_clear();
     Ok(pipeline)

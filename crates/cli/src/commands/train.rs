@@ -131,14 +131,23 @@ fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     println!("videos before and after: {}", dir.join("samples").display());
     println!("everything on one page: {}", dir.join(PAGE).display());
     let (base, trained) = (base.display(), dir.join(summary.adapter));
+    let second = trained.join(wan::experts::SECOND);
     println!("\nload it in Python:\n");
     if trained.join("transformer").is_dir() {
         println!("  from diffusers import WanPipeline, WanTransformer3DModel");
         println!("  transformer = WanTransformer3DModel.from_pretrained(\"{}\")", trained.join("transformer").display());
+        if second.is_dir() {
+            println!("  second = WanTransformer3DModel.from_pretrained(\"{}\")", second.display());
+            println!("  pipe = WanPipeline.from_pretrained(\"{base}\", transformer=transformer, transformer_2=second)");
+            return;
+        }
         println!("  pipe = WanPipeline.from_pretrained(\"{base}\", transformer=transformer)");
     } else {
         println!("  from diffusers import WanPipeline");
         println!("  pipe = WanPipeline.from_pretrained(\"{base}\")");
         println!("  pipe.load_lora_weights(\"{}\")", trained.display());
+        if second.is_dir() {
+            println!("  pipe.load_lora_weights(\"{}\", load_into_transformer_2=True)", second.display());
+        }
     }
 }

@@ -67,12 +67,7 @@ fn flood(map: &[f32], width: usize, start: usize, seen: &mut [bool]) -> Rectangl
     seen[start] = true;
     while let Some(pixel) = open.pop() {
         let (x, y) = (pixel % width, pixel / width);
-        area = Rectangle {
-            left: area.left.min(x),
-            top: area.top.min(y),
-            right: area.right.max(x + 1),
-            bottom: area.bottom.max(y + 1),
-        };
+        area = Rectangle { left: area.left.min(x), top: area.top.min(y), right: area.right.max(x + 1), bottom: area.bottom.max(y + 1) };
         for row in y.saturating_sub(1)..(y + 2).min(height) {
             for column in x.saturating_sub(1)..(x + 2).min(width) {
                 let next = row * width + column;

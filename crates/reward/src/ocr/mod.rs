@@ -99,7 +99,8 @@ impl OcrReward {
             SetupError::field("recogniser", settings.recogniser.display(), expected, "for instance PP-OCR's rec network, exported to ONNX")
         })?;
         let detector = settings.detector.as_ref().map(|path| open(path, "detector")).transpose()?;
-        let files: Vec<&Path> = [Some(&settings.recogniser), settings.detector.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        let files: Vec<&Path> =
+            [Some(&settings.recogniser), settings.detector.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
         let identity = identity("ocr", &settings, &files)?;
         Ok(Self { settings, recogniser, detector, identity })
     }

@@ -71,7 +71,8 @@ impl Recogniser {
 
 /// The likeliest class of every step, with its probability; repetitions count once, and class 0 not at all (Graves et al. 2006).
 fn collapse(line: &[f32], classes: usize) -> Vec<(usize, f32)> {
-    let best = |step: &[f32]| step.iter().copied().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, p)| if p > best.1 { (i, p) } else { best });
+    let best =
+        |step: &[f32]| step.iter().copied().enumerate().fold((0, f32::NEG_INFINITY), |best, (i, p)| if p > best.1 { (i, p) } else { best });
     let mut last = 0;
     let mut kept = Vec::new();
     for (class, probability) in line.chunks_exact(classes).map(best) {

@@ -98,7 +98,13 @@ impl OnnxSettings {
         require(fits, "size", format!("[{width}, {height}]"), "[width, height] from 1 to 4096", "what the network was trained with")?;
         let std = format!("{:?}", self.std);
         require(self.std.iter().all(|s| *s > 0.0 && s.is_finite()), "std", std, "numbers above 0", "[1.0, 1.0, 1.0] divides by nothing")?;
-        require(self.mean.iter().all(|m| m.is_finite()), "mean", format!("{:?}", self.mean), "numbers", "[0.0, 0.0, 0.0] takes nothing away")?;
+        require(
+            self.mean.iter().all(|m| m.is_finite()),
+            "mean",
+            format!("{:?}", self.mean),
+            "numbers",
+            "[0.0, 0.0, 0.0] takes nothing away",
+        )?;
         self.frames.validate()?;
         self.aggregate.validate()?;
         require(self.batch_size > 0, "batch_size", self.batch_size, "at least 1", "8 is the default")?;
@@ -192,7 +198,8 @@ pub(crate) fn selected(sample: &Sample<'_>, frames: FrameSelection) -> Vec<Pictu
 pub(crate) fn identity(kind: &str, settings: &impl Serialize, files: &[&Path]) -> Result<String, SetupError> {
     let mut hash = Sha256::new();
     for file in files {
-        let mut reader = std::fs::File::open(file).map_err(|e| SetupError::new("", format!("`{}` cannot be read: {e}", file.display()), ""))?;
+        let mut reader =
+            std::fs::File::open(file).map_err(|e| SetupError::new("", format!("`{}` cannot be read: {e}", file.display()), ""))?;
         std::io::copy(&mut reader, &mut hash).map_err(|e| SetupError::new("", format!("`{}` cannot be read: {e}", file.display()), ""))?;
     }
     let settings = serde_json::to_string(settings).map_err(|e| SetupError::new("", e, ""))?;

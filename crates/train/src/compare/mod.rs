@@ -96,7 +96,7 @@ pub fn forwards_per_iteration(settings: &Settings) -> Result<u64> {
     let prompts = settings.rollout.prompts_per_iteration;
     let cost = |index: u64| -> Result<f64> {
         let work = Batch::plan(settings, prompts, index)?.work(settings.rollout.retain_step);
-        Ok(work.forwards(settings.sampling.guidance_scale) as f64)
+        Ok(work.forwards(settings.sampling.widest_guidance()) as f64)
     };
     let costs = (0..SAMPLED_ITERATIONS).map(cost).collect::<Result<Vec<f64>>>()?;
     Ok(mean(costs.into_iter()).round() as u64)

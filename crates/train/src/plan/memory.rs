@@ -1,4 +1,4 @@
-//! Peak memory by phase, as this program uses it: transformer and autoencoder resident, the text encoder gone before they are loaded. In bf16
+//! Peak memory by phase, as this program uses it: transformer (or both) and autoencoder resident, the text encoder gone before they are loaded. In bf16
 //! the transformer's frozen weights, the text's keys and values and the inputs of the blocks take two bytes a number; what a graph keeps is
 //! counted in f32 all the same, for that is what the operations compute with.
 //!
@@ -81,6 +81,7 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
     let state = if load.trained.full { STATE - 1 } else { STATE };
     vec![
         ("transformer", transformer(settings, &model.transformer)),
+        ("second transformer", (model.networks() - 1) * transformer(settings, &model.transformer)),
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
         ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
@@ -117,7 +118,7 @@ struct Rows {
 impl Rows {
     fn new(settings: &Settings, tokens: u64) -> Self {
         let (samples, width) = (settings.rollout.micro_batch as u64, narrow(settings));
-        if settings.sampling.guidance_scale == 1.0 {
+        if settings.sampling.widest_guidance() == 1.0 {
             return Self { batch: samples, passes: 1, width };
         }
         // as `replay` decides
@@ -127,10 +128,15 @@ impl Rows {
         }
     }
 
-    /// Keys and values of all blocks: of the distinct prompts and the negative one, and once more for every row of a pass.
+    /// Keys and values of all blocks of every network: of the distinct prompts and the negative one, and once more for every row of a pass.
     fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
         let rows = 2 + self.batch * self.passes;
-        2 * self.width * rows * (load.text.longest + 1) * model.transformer.dim() as u64 * model.transformer.num_layers as u64
+        2 * self.width
+            * model.networks()
+            * rows
+            * (load.text.longest + 1)
+            * model.transformer.dim() as u64
+            * model.transformer.num_layers as u64
     }
 }
 
@@ -170,7 +176,7 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
     if !settings.train.activation_checkpointing {
         return vec![text, ("activations", rows.passes * n * graph), backward];
     }
-    let own = ("gradients of this pass", F32 * load.trained.parameters);
+    let own = ("gradients of this pass", F32 * load.trained.parameters / model.networks());
     let inputs = ("inputs of the blocks", rows.width * rows.passes * (n + 1) * tokens * d);
     vec![text, inputs, ("activations of one block", graph), backward, own]
 }

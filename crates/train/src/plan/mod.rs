@@ -68,6 +68,8 @@ pub struct Plan {
 pub struct Parameters {
     /// Of the velocity network.
     pub transformer: u64,
+    /// Of the second one; 0 if there is none.
+    pub second_transformer: u64,
     /// Of the autoencoder.
     pub vae: u64,
     /// Of the text encoder.
@@ -154,9 +156,10 @@ impl Plan {
     /// Plans a run.
     ///
     /// # Errors
-    /// Values of the recipe that make no groups or no schedule.
+    /// Values of the recipe that make no groups or no schedule, or that the model has no use for.
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
-        let trained = Trained::of(&settings.policy, &model.transformer);
+        settings.check_networks(model.boundary)?;
+        let trained = Trained::of(&settings.policy, model);
         let work = work(settings, model, text)?;
         let [_, f, h, w] = work.latents;
         let load = memory::Load { tokens: work.tokens, latents: [f, h, w], frames: settings.sampling.num_frames as u64, text, trained };
@@ -166,6 +169,7 @@ impl Plan {
         let mut plan = Self {
             parameters: Parameters {
                 transformer: model.transformer.num_parameters() as u64,
+                second_transformer: (model.networks() - 1) * model.transformer.num_parameters() as u64,
                 vae: wan::vae::num_parameters(&model.vae) as u64,
                 text_encoder: model.text_encoder.num_parameters() as u64,
                 trained: trained.parameters,
@@ -208,7 +212,7 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
         latents: latents.map(|size| size as u64),
         tokens: tokens as u64,
         text,
-        branches: if sampling.guidance_scale == 1.0 { 1 } else { 2 },
+        branches: if sampling.widest_guidance() == 1.0 { 1 } else { 2 },
         samples: layout.num_samples() as u64,
         velocities: mean(work.sampled),
         replayed: mean(work.replayed),
@@ -319,8 +323,9 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
     if !fits(frames)? {
         let mut narrow = settings.clone();
         narrowest(&mut narrow);
-        let resident = memory::transformer(&narrow, &model.transformer);
-        advice.push(format!("not even one frame of this size fits: the transformer alone takes {}; use a larger device", gib(resident)));
+        let resident = model.networks() * memory::transformer(&narrow, &model.transformer);
+        let alone = if model.boundary.is_some() { "both transformers alone take" } else { "the transformer alone takes" };
+        advice.push(format!("not even one frame of this size fits: {alone} {}; use a larger device", gib(resident)));
     } else if frames < settings.sampling.num_frames {
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));

@@ -3,6 +3,7 @@
 use crate::settings::{PolicySettings, Settings};
 use serde::Serialize;
 use wan::error::{Error, Result};
+use wan::experts::Boundary;
 use wan::text::PromptTokenizer;
 use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
@@ -11,8 +12,10 @@ use wan::vae::VaeConfig;
 /// The three networks.
 #[derive(Debug, Clone)]
 pub struct ModelSizes {
-    /// The velocity network.
+    /// The velocity network, or each of the two.
     pub transformer: TransformerConfig,
+    /// Where the second network takes over, if there is one.
+    pub boundary: Option<Boundary>,
     /// The autoencoder.
     pub vae: VaeConfig,
     /// The text encoder.
@@ -29,17 +32,22 @@ impl ModelSizes {
         if dir.join("transformer/config.json").exists() {
             return Ok(Self {
                 transformer: TransformerConfig::load(&dir.join("transformer/config.json"))?,
+                boundary: Boundary::of_folder(dir)?,
                 vae: VaeConfig::read(&dir.join("vae/config.json"))?,
                 text_encoder: Umt5Config::load(&dir.join("text_encoder"))?,
             });
         }
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let Some(transformer) = TransformerConfig::released(&name) else {
-            let hint =
-                "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`";
+            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
         };
-        Ok(Self { transformer, vae: VaeConfig::default(), text_encoder: Umt5Config::xxl() })
+        Ok(Self { transformer, boundary: Boundary::released(&name), vae: VaeConfig::default(), text_encoder: Umt5Config::xxl() })
+    }
+
+    /// Velocity networks: one, or two of the same size.
+    pub fn networks(&self) -> u64 {
+        1 + u64::from(self.boundary.is_some())
     }
 }
 
@@ -55,15 +63,16 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Of a policy on a network.
-    pub fn of(policy: &PolicySettings, transformer: &TransformerConfig) -> Self {
+    /// Of a policy on a model, in all of its networks.
+    pub fn of(policy: &PolicySettings, model: &ModelSizes) -> Self {
+        let (transformer, networks) = (&model.transformer, model.networks());
         let PolicySettings::Lora { rank, target_modules, .. } = policy else {
-            return Self { parameters: transformer.num_parameters() as u64, full: true, feed_forward: true };
+            return Self { parameters: networks * transformer.num_parameters() as u64, full: true, feed_forward: true };
         };
         let hit = |name: &str| target_modules.iter().any(|target| name == target || name.ends_with(&format!(".{target}")));
         let hits: Vec<_> = transformer.linear_layers().into_iter().filter(|(name, ..)| hit(name)).collect();
-        let parameters = hits.iter().map(|(_, inputs, outputs)| (rank * (inputs + outputs)) as u64).sum();
-        Self { parameters, full: false, feed_forward: hits.iter().any(|(name, ..)| name.contains(".ffn.")) }
+        let parameters: u64 = hits.iter().map(|(_, inputs, outputs)| (rank * (inputs + outputs)) as u64).sum();
+        Self { parameters: networks * parameters, full: false, feed_forward: hits.iter().any(|(name, ..)| name.contains(".ffn.")) }
     }
 }
 

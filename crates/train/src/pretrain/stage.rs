@@ -88,6 +88,7 @@ impl State {
             self.ema.values[i] = read("ema")?;
         }
         self.optimizer.updates = step as u64;
+        self.optimizer.counts.fill(step as u64);
         self.ema.updates = step as u64;
         Ok(step)
     }

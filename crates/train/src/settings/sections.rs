@@ -54,6 +54,9 @@ pub struct SamplingSettings {
     /// Classifier-free guidance in rollout and training; 1 is off.
     #[serde(default = "default::one")]
     pub guidance_scale: f64,
+    /// That of the steps which the second network takes, in a model with two (Wan2.2 A14B); if absent, the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guidance_scale_2: Option<f64>,
     /// Layout of the sigmas.
     #[serde(default)]
     pub grid: SigmaGrid,
@@ -63,6 +66,14 @@ pub struct SamplingSettings {
     /// Text tokens, padding included.
     #[serde(default = "default::max_sequence_length")]
     pub max_sequence_length: usize,
+}
+
+impl SamplingSettings {
+    /// The scale that tells how many branches a velocity has; that of the second network where only that is guided, which counts the first
+    /// as guided too.
+    pub fn widest_guidance(&self) -> f64 {
+        if self.guidance_scale == 1.0 { self.guidance_scale_2.unwrap_or(1.0) } else { self.guidance_scale }
+    }
 }
 
 /// `[method]`: a named base, each choice of which can be replaced. See [`grpo::Recipe`] for the choices.

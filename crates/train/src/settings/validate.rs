@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
+use wan::experts::Boundary;
 
 use super::prompts::{check_prompt, read_prompt_file};
 use super::{MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError};
@@ -42,6 +43,7 @@ impl Settings {
         require((1..=512).contains(&length), field, length, "1 to 512", "Wan is trained with 512")?;
         let hint = "1 switches guidance off; Wan uses 4.5 to 6";
         not_negative("sampling.guidance_scale", sampling.guidance_scale, hint)?;
+        sampling.guidance_scale_2.map_or(Ok(()), |scale| not_negative("sampling.guidance_scale_2", scale, hint))?;
         self.schedule().map_err(|error| from_grpo("sampling", &error)).map(drop)
     }
 
@@ -134,12 +136,30 @@ impl Settings {
     /// The first missing or unusable file.
     pub fn check_files(&self) -> Result<(), SettingsError> {
         check_model(&self.model.path)?;
+        if self.sampling.guidance_scale_2.is_some() {
+            // a folder whose index is broken is reported when it is loaded
+            let boundary = self.model_folder().and_then(|folder| Boundary::of_folder(&folder));
+            boundary.map_or(Ok(()), |boundary| self.check_networks(boundary))?;
+        }
         for (field, source) in [("prompts.train", &self.prompts.train), ("prompts.eval", &self.prompts.eval)] {
             if let PromptSource::File(path) = source {
                 read_prompt_file(path, field)?;
             }
         }
         Ok(())
+    }
+}
+
+impl Settings {
+    /// Checks that the model has a use for every setting, given where its second network takes over, if it has one.
+    ///
+    /// # Errors
+    /// A scale of guidance for a network that is not there.
+    pub fn check_networks(&self, boundary: Option<Boundary>) -> Result<(), SettingsError> {
+        let Some(scale) = self.sampling.guidance_scale_2.filter(|_| boundary.is_none()) else { return Ok(()) };
+        let (name, field) = (self.model.path.display(), "sampling.guidance_scale_2");
+        let message = format!("`{field}` is `{scale}`, but the model has one transformer");
+        Err(SettingsError::new(name.to_string(), field, message, "leave it out: `sampling.guidance_scale` is that of every step"))
     }
 }
 

@@ -148,7 +148,8 @@ impl Hub {
         let mut answer = self.authorised(agent.get(&url)).call().map_err(|e| unreachable(&url, &e))?;
         check_status(&url, answer.status())?;
         let text = answer.body_mut().read_to_string().map_err(|e| unreachable(&url, &e))?;
-        let revision: Revision = serde_json::from_str(&text).map_err(|e| Error::invalid(&url, format!("the answer is no list of files: {e}"), PROTOCOL))?;
+        let revision: Revision =
+            serde_json::from_str(&text).map_err(|e| Error::invalid(&url, format!("the answer is no list of files: {e}"), PROTOCOL))?;
         if revision.sha.len() < 7 || !revision.sha.chars().all(|c| c.is_ascii_hexdigit()) {
             return Err(Error::invalid(&url, format!("`sha` is `{}`, which is no commit", revision.sha), PROTOCOL));
         }
@@ -279,7 +280,11 @@ fn check_content(file: &mut File, path: &Path, remote: &Remote) -> Result<()> {
         return Ok(());
     }
     std::fs::remove_file(path).map_err(|e| Error::write(path, e))?;
-    Err(Error::invalid(path, format!("{size} bytes are not the {} that were announced; they are deleted", remote.size), "start the same command again"))
+    Err(Error::invalid(
+        path,
+        format!("{size} bytes are not the {} that were announced; they are deleted", remote.size),
+        "start the same command again",
+    ))
 }
 
 fn make_folder(folder: &Path) -> Result<()> {
@@ -316,10 +321,25 @@ mod tests {
 
     #[test]
     fn weights_and_configs_are_fetched_and_nothing_else() {
-        for path in ["model_index.json", "transformer/diffusion_pytorch_model-00001-of-00002.safetensors", "tokenizer/spiece.model", "vae/config.json"] {
+        for path in [
+            "model_index.json",
+            "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+            "tokenizer/spiece.model",
+            "vae/config.json",
+        ] {
             assert!(is_wanted(path), "{path}");
         }
-        for path in ["README.md", "assets/logo.png", "examples/a.json", "vae/weights.pth", "../x.json", "/etc/x.json", "vae/../x.json", "vae/a/b.json", ""] {
+        for path in [
+            "README.md",
+            "assets/logo.png",
+            "examples/a.json",
+            "vae/weights.pth",
+            "../x.json",
+            "/etc/x.json",
+            "vae/../x.json",
+            "vae/a/b.json",
+            "",
+        ] {
             assert!(!is_wanted(path), "{path}");
         }
     }

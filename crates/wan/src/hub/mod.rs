@@ -75,7 +75,8 @@ impl<'a> HubId<'a> {
     }
 }
 
-const FETCH: &str = "fetch it with `flash-grpo download ORGANISATION/NAME`, or `hf download` (Python: huggingface_hub), or name the folder of the model";
+const FETCH: &str =
+    "fetch it with `flash-grpo download ORGANISATION/NAME`, or `hf download` (Python: huggingface_hub), or name the folder of the model";
 
 #[cfg(test)]
 mod tests {

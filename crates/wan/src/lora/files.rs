@@ -5,6 +5,7 @@
 use super::{Lora, LoraConfig, LoraInit};
 use crate::error::{Error, Result};
 use crate::layers::LinearSite;
+use crate::original;
 use crate::weights::{WeightFiles, write_atomically, write_safetensors};
 use burn::tensor::Device;
 use serde_json::json;
@@ -258,26 +259,59 @@ fn parse_key(key: &str, names: &HashMap<String, String>) -> Option<(String, Part
 
 /// The name of a layer in the original Wan checkpoints.
 fn original_name(name: &str) -> String {
-    const RULES: [(&str, &str); 13] = [
-        ("attn1.to_q", "self_attn.q"),
-        ("attn1.to_k", "self_attn.k"),
-        ("attn1.to_v", "self_attn.v"),
-        ("attn1.to_out.0", "self_attn.o"),
-        ("attn2.to_q", "cross_attn.q"),
-        ("attn2.to_k", "cross_attn.k"),
-        ("attn2.to_v", "cross_attn.v"),
-        ("attn2.to_out.0", "cross_attn.o"),
-        ("ffn.net.0.proj", "ffn.0"),
-        ("ffn.net.2", "ffn.2"),
-        ("condition_embedder.time_proj", "time_projection.1"),
-        ("condition_embedder.time_embedder.linear_1", "time_embedding.0"),
-        ("condition_embedder.time_embedder.linear_2", "time_embedding.2"),
-    ];
-    const TEXT: [(&str, &str); 3] = [
-        ("condition_embedder.text_embedder.linear_1", "text_embedding.0"),
-        ("condition_embedder.text_embedder.linear_2", "text_embedding.2"),
-        ("proj_out", "head.head"),
-    ];
-    let rule = RULES.iter().chain(&TEXT).find(|(ours, _)| name.ends_with(ours));
-    rule.map_or_else(|| name.to_owned(), |(ours, theirs)| name.replace(ours, theirs))
+    original::original_name(name).unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transformer::{TransformerConfig, WanTransformer};
+    use crate::weights::Weights;
+    use burn::tensor::DType;
+    use std::collections::BTreeSet;
+
+    /// The linear layers of a released model.
+    fn sites(config: TransformerConfig) -> Vec<LinearSite> {
+        let mut sites = Vec::new();
+        Weights::declared(|w| {
+            sites = WanTransformer::new(config, w, DType::BF16)?.linears;
+            Ok(())
+        })
+        .expect("sizes of a released model");
+        sites
+    }
+
+    /// Matrices among the published tensors that are no tables: what an adapter can sit on.
+    fn published_layers(model: &str) -> BTreeSet<String> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../golden/real/{model}.transformer.shapes.json"));
+        let shapes: BTreeMap<String, Vec<usize>> = crate::config::read_json(&path).expect("names and shapes");
+        let layers = shapes.iter().filter(|(_, shape)| shape.len() > 1);
+        layers.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.to_owned())).collect()
+    }
+
+    #[test]
+    fn every_layout_names_every_layer_of_the_released_models() {
+        for (config, model) in [(TransformerConfig::wan21_1_3b(), "wan2.1-t2v-1.3b"), (TransformerConfig::wan21_14b(), "wan2.1-t2v-14b")] {
+            let (sites, layers) = (sites(config), published_layers(model));
+            assert!(sites.iter().map(|site| site.name.clone()).collect::<BTreeSet<_>>() == layers, "{model}");
+            let names = layer_names(&sites);
+            let mut keys = BTreeSet::new();
+            for layer in &layers {
+                let original = original_name(layer);
+                for (stem, ends) in [
+                    (format!("transformer.{layer}"), ["lora_A", "lora_B"]),
+                    (format!("base_model.model.{layer}"), ["lora_A", "lora_B"]),
+                    (format!("diffusion_model.{original}"), ["lora_down", "lora_up"]),
+                    (format!("lora_unet_{}", original.replace('.', "_")), ["lora_down", "lora_up"]),
+                ] {
+                    let keyed = [(ends[0], Part::A), (ends[1], Part::B)].map(|(end, part)| (format!("{stem}.{end}.weight"), part));
+                    for (key, part) in keyed.into_iter().chain([(format!("{stem}.alpha"), Part::Alpha)]) {
+                        assert_eq!(parse_key(&key, &names), Some((layer.clone(), part)), "{key}");
+                        assert!(keys.insert(key.clone()), "{key} stands for two layers");
+                    }
+                }
+            }
+            assert_eq!(keys.len(), 4 * 3 * layers.len());
+        }
+    }
 }

@@ -51,9 +51,19 @@ impl Lora {
     /// # Errors
     /// rank 0, or an entry of `target_modules` that matches no layer.
     pub fn attach(sites: &[LinearSite], config: &LoraConfig, seed: u64, device: &Device) -> Result<Self> {
+        Self::attach_to(0, sites, config, seed, device)
+    }
+
+    /// As [`attach`](Self::attach), to one of a model's networks: layers of the same name start differently in each.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_to(network: u64, sites: &[LinearSite], config: &LoraConfig, seed: u64, device: &Device) -> Result<Self> {
         let targets = matching_sites(sites, &config.target_modules)?;
         let tensors = targets.iter().map(|site| {
-            let a = initial_a(&site.name, [config.rank, site.in_features], config.init, seed);
+            let prompt = crate::weights::name_id(&site.name);
+            let key = Key { seed, iteration: 0, prompt, rollout: network, purpose: Purpose::AdapterInit };
+            let a = initial_a(&key, [config.rank, site.in_features], config.init);
             (site.name.clone(), a, vec![0.0; site.out_features * config.rank])
         });
         Self::attach_values(sites, config, tensors.collect(), device)
@@ -108,12 +118,10 @@ pub fn matching_sites<'a>(sites: &'a [LinearSite], targets: &[String]) -> Result
     Ok(sites.iter().filter(|site| targets.iter().any(|target| matches(site, target))).collect())
 }
 
-fn initial_a(name: &str, [rank, inputs]: [usize; 2], init: LoraInit, seed: u64) -> Vec<f32> {
-    let id = crate::weights::name_id(name);
-    let key = Key { seed, iteration: 0, prompt: id, rollout: 0, purpose: Purpose::AdapterInit };
+fn initial_a(key: &Key, [rank, inputs]: [usize; 2], init: LoraInit) -> Vec<f32> {
     match init {
         LoraInit::Gaussian => key.normals(rank * inputs).into_iter().map(|z| z / rank as f32).collect(),
-        LoraInit::Kaiming => crate::weights::uniform(&key, rank * inputs, 1.0 / (inputs as f64).sqrt()),
+        LoraInit::Kaiming => crate::weights::uniform(key, rank * inputs, 1.0 / (inputs as f64).sqrt()),
     }
 }
 

@@ -2,22 +2,19 @@
 
 use crate::config::read_json;
 use crate::error::{Error, Result};
+use crate::experts::{Boundary, SECOND};
 use serde::Deserialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What matters of `model_index.json`.
+/// What matters of `model_index.json`, beside the second network ([`Boundary`]).
+///
+/// `expand_timesteps` gives every token a timestep of its own. Where there is no image to start from they are all that of the step, which is
+/// what one timestep for each sample says.
 #[derive(Debug, Deserialize)]
 struct ModelIndex {
     #[serde(rename = "_class_name")]
     class_name: String,
-    #[serde(default)]
-    transformer_2: Value,
-    #[serde(default)]
-    boundary_ratio: Value,
-    #[serde(default)]
-    expand_timesteps: bool,
 }
 
 /// Refuses a folder that cannot be loaded.
@@ -30,10 +27,12 @@ pub(super) fn check(dir: &Path) -> Result<()> {
         return Err(Error::read(dir, source));
     }
     let index = dir.join(MODEL_INDEX);
+    let mut has_second = false;
     if index.exists() {
         check_index(&read_json(&index)?).map_err(|(reason, hint)| Error::invalid(&index, reason, hint))?;
+        has_second = Boundary::of_folder(dir)?.is_some();
     }
-    let missing = missing_files(dir);
+    let missing = missing_files(dir, has_second);
     if missing.is_empty() {
         return Ok(());
     }
@@ -44,33 +43,14 @@ pub(super) fn check(dir: &Path) -> Result<()> {
 const MODEL_INDEX: &str = "model_index.json";
 
 fn check_index(index: &ModelIndex) -> std::result::Result<(), (String, &'static str)> {
-    const WAN21: &str = "use a Wan2.1 text-to-video model; Wan2.2 is not supported yet";
     if index.class_name != "WanPipeline" {
         return Err((format!("`_class_name` is `{}`", index.class_name), "only `WanPipeline`, Wan text-to-video, is supported"));
-    }
-    if names_a_class(&index.transformer_2) {
-        return Err(("`transformer_2` is set: the model has two transformers".into(), WAN21));
-    }
-    if !index.boundary_ratio.is_null() {
-        return Err((format!("`boundary_ratio` is `{}`: the model has two transformers", index.boundary_ratio), WAN21));
-    }
-    if index.expand_timesteps {
-        return Err(("`expand_timesteps` is `true`".into(), WAN21));
     }
     Ok(())
 }
 
-/// An absent part is null or `[null, null]`.
-fn names_a_class(entry: &Value) -> bool {
-    match entry {
-        Value::Null => false,
-        Value::Array(parts) => parts.iter().any(|part| !part.is_null()),
-        _ => true,
-    }
-}
-
 /// The files that [`load`](super::WanPipeline::load) needs and that do not exist, relative to the folder.
-fn missing_files(dir: &Path) -> Vec<String> {
+fn missing_files(dir: &Path, has_second: bool) -> Vec<String> {
     const PLAIN: [&str; 6] = [
         MODEL_INDEX,
         "scheduler/scheduler_config.json",
@@ -79,9 +59,12 @@ fn missing_files(dir: &Path) -> Vec<String> {
         "transformer/config.json",
         "vae/config.json",
     ];
-    let mut missing: Vec<String> = PLAIN.iter().filter(|file| !dir.join(file).exists()).map(|&file| file.to_owned()).collect();
-    for stem in ["text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model"] {
-        missing.extend(missing_weights(dir, stem));
+    let second = |file: &str| has_second.then(|| format!("{SECOND}/{file}"));
+    let plain = PLAIN.map(str::to_owned).into_iter().chain(second("config.json"));
+    let mut missing: Vec<String> = plain.filter(|file| !dir.join(file).exists()).collect();
+    let stems = ["text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model"].map(str::to_owned);
+    for stem in stems.into_iter().chain(second("diffusion_pytorch_model")) {
+        missing.extend(missing_weights(dir, &stem));
     }
     missing
 }

@@ -10,7 +10,8 @@ pub use request::SampleRequest;
 pub use scheduler::SchedulerConfig;
 
 use crate::error::{Error, Result};
-use crate::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
+use crate::experts::{Boundary, Experts, SECOND, SecondExpert};
+use crate::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
 use crate::solver::{Solver, SolverKind};
 use crate::text::{PromptEmbeds, PromptEncoder};
 use crate::transformer::{TransformerConfig, WanTransformer};
@@ -23,8 +24,10 @@ use std::path::Path;
 /// A whole text-to-video model.
 #[derive(Debug)]
 pub struct WanPipeline {
-    /// The velocity network.
+    /// The velocity network; where there are two, that of the noisy steps.
     pub transformer: WanTransformer,
+    /// The one for the other steps, if there is one.
+    pub second: Option<SecondExpert>,
     /// Latents to video and back; always f32.
     pub vae: AutoencoderKlWan,
     /// Prompts to embeddings.
@@ -52,12 +55,14 @@ impl WanPipeline {
     /// sizes do not fit the others.
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
         let (transformer, vae) = Self::load_without_text(dir, device, dtype)?;
+        let second = SecondExpert::load(dir, device, dtype)?;
         let text_encoder = PromptEncoder::open(dir, device, DType::F32)?;
-        Ok(Self { scheduler: SchedulerConfig::load(&dir.join("scheduler"))?, transformer, vae, text_encoder, device: device.clone() })
+        let scheduler = SchedulerConfig::load(&dir.join("scheduler"))?;
+        Ok(Self { scheduler, transformer, second, vae, text_encoder, device: device.clone() })
     }
 
-    /// The parts that denoise and decode, for a caller that has the embeddings of its prompts already. Dtypes as for
-    /// [`load`](Self::load).
+    /// The parts that denoise and decode, for a caller that has the embeddings of its prompts already; a second network is
+    /// [`SecondExpert::load`]'s. Dtypes as for [`load`](Self::load).
     ///
     /// # Errors
     /// As [`load`](Self::load); the text encoder has to be there, but its weights are not read.
@@ -76,7 +81,24 @@ impl WanPipeline {
         SchedulerConfig::load(&dir.join("scheduler"))?;
         let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
         let vae = VaeConfig::read(&dir.join("vae/config.json"))?;
-        check_parts(dir, &transformer, &vae, &Umt5Config::load(&dir.join("text_encoder"))?)
+        let text = Umt5Config::load(&dir.join("text_encoder"))?;
+        check_parts(dir, &transformer, &vae, &text)?;
+        if Boundary::of_folder(dir)?.is_none() {
+            return Ok(());
+        }
+        let second = TransformerConfig::load(&dir.join(SECOND).join("config.json"))?;
+        let places = |config: &TransformerConfig| (config.patch_size, config.rope_max_seq_len);
+        if places(&second) != places(&transformer) {
+            let [first, second] = [places(&transformer), places(&second)];
+            let reason = format!("`patch_size` and `rope_max_seq_len` are {first:?} in transformer/ and {second:?} in {SECOND}/");
+            return Err(Error::invalid(dir, reason, "both networks must be those of one model"));
+        }
+        check_parts(dir, &second, &vae, &text)
+    }
+
+    /// The velocity networks.
+    pub fn experts(&self) -> Experts<'_> {
+        Experts { first: &self.transformer, second: self.second.as_ref() }
     }
 
     /// Makes one video. `on_step(done, total)` is called after every denoising step.
@@ -85,10 +107,11 @@ impl WanPipeline {
     /// A request that this model cannot serve.
     pub fn sample(&self, request: &SampleRequest, on_step: &mut dyn FnMut(usize, usize)) -> Result<Sample> {
         let shape = request.check(&self.transformer.config, &self.vae.config)?;
+        request.check_guidance(self.second.is_some())?;
         let schedule = request.schedule(&self.scheduler)?;
         let latents = request.start(shape, &self.device)?;
         let text = self.guided_text(request)?;
-        let velocity = self.guided_velocity(&text, request.guidance_scale, shape);
+        let velocity = self.guided_velocity(&text, request.guidance(), shape);
         let solver = request.solver.unwrap_or(self.scheduler.solver);
         let total = schedule.num_steps();
         let latents = denoise(&velocity, solver, &schedule, latents, &mut |step, _| on_step(step + 1, total));
@@ -103,13 +126,13 @@ impl WanPipeline {
             true => Some(encode(&request.negative_prompt)?),
             false => None,
         };
-        Ok(GuidedText::new(&self.transformer, &prompt, negative.as_ref(), false))
+        Ok(GuidedText::new(self.experts(), &prompt, negative.as_ref(), false))
     }
 
     /// The guided velocity of one sample with latents of `shape`.
-    fn guided_velocity(&self, text: &GuidedText, guidance_scale: f64, shape: [usize; 5]) -> GuidedVelocity<'_> {
+    fn guided_velocity(&self, text: &GuidedText, guidance: GuidanceScales, shape: [usize; 5]) -> GuidedVelocity<'_> {
         let batching = GuidanceBatching::for_tokens(self.transformer.num_tokens(shape));
-        GuidedVelocity::new(&self.transformer, text, &[0], guidance_scale, batching)
+        GuidedVelocity::new(self.experts(), text, &[0], guidance, batching)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{SchedulerConfig, initial_noise, sample_key};
 use crate::error::{Error, Result};
+use crate::guidance::GuidanceScales;
 use crate::solver::SolverKind;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -25,6 +26,8 @@ pub struct SampleRequest {
     pub num_inference_steps: usize,
     /// Weight of the prompt against the negative prompt; 1 is no guidance.
     pub guidance_scale: f64,
+    /// That of the second network; if absent, the same. Only for a model with two.
+    pub guidance_scale_2: Option<f64>,
     /// Solver, if not the model's own.
     pub solver: Option<SolverKind>,
     /// Sigma grid, if not the model's own.
@@ -49,6 +52,7 @@ impl Default for SampleRequest {
             num_frames: 81,
             num_inference_steps: 50,
             guidance_scale: 5.0,
+            guidance_scale_2: None,
             solver: None,
             grid: None,
             shift: None,
@@ -62,7 +66,28 @@ impl Default for SampleRequest {
 impl SampleRequest {
     /// Whether the negative prompt takes part.
     pub fn has_guidance(&self) -> bool {
-        self.guidance_scale != 1.0
+        self.guidance() != GuidanceScales::from(1.0)
+    }
+
+    /// The scales of both networks.
+    pub(super) fn guidance(&self) -> GuidanceScales {
+        GuidanceScales::new(self.guidance_scale, self.guidance_scale_2)
+    }
+
+    /// Whether the model, which has a second network or not, has a use for every scale.
+    ///
+    /// # Errors
+    /// A scale for a network that is not there.
+    pub(super) fn check_guidance(&self, has_second: bool) -> Result<()> {
+        match self.guidance_scale_2.filter(|_| !has_second) {
+            Some(scale) => Err(argument(
+                "guidance_scale_2",
+                scale,
+                "the model has one transformer",
+                "leave it out; `guidance_scale` is that of every step",
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Checks the request against the sizes of a model; returns the shape of the latents [1, C, f, h, w].
@@ -80,9 +105,11 @@ impl SampleRequest {
         if self.max_sequence_length == 0 {
             return Err(argument("max_sequence_length", 0, "a prompt has at least one token", "the usual value is 512"));
         }
-        if !(self.guidance_scale.is_finite() && self.guidance_scale >= 1.0) {
-            let hint = "1 is no guidance; Wan is usually sampled with 5";
-            return Err(argument("guidance_scale", self.guidance_scale, "it must be a number from 1 up", hint));
+        let scales = [("guidance_scale", Some(self.guidance_scale)), ("guidance_scale_2", self.guidance_scale_2)];
+        for (name, scale) in scales.into_iter().filter_map(|(name, scale)| Some((name, scale?))) {
+            if !(scale.is_finite() && scale >= 1.0) {
+                return Err(argument(name, scale, "it must be a number from 1 up", "1 is no guidance; Wan is usually sampled with 5"));
+            }
         }
         Ok([1, transformer.in_channels, vae.latent_frames(self.num_frames), self.height / space, self.width / space])
     }

@@ -16,6 +16,7 @@ pub mod time;
 use crate::error::Result;
 use crate::layers::{Linear, LinearSite, cast, gelu_tanh, modulated_norm};
 use crate::ops::Modulation;
+use crate::original::under_diffusers_names;
 use crate::param::{Param, ParamSet};
 use crate::text::PromptEmbeds;
 use crate::weights::{Init, WeightFiles, Weights};
@@ -74,14 +75,14 @@ impl TextContext {
 }
 
 impl WanTransformer {
-    /// Reads `DIR/config.json` and the weights beside it.
+    /// Reads `DIR/config.json` and the weights beside it, under the names of diffusers or those of the original release.
     ///
     /// # Errors
     /// A device that cannot compute in `dtype`; unreadable files; weights that do not fit the config, all listed by name.
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
         crate::device::check_dtype(device, dtype)?;
         let config = TransformerConfig::load(&dir.join("config.json"))?;
-        let files = WeightFiles::open_folder(dir, "diffusion_pytorch_model")?;
+        let files = under_diffusers_names(WeightFiles::open_folder(dir, "diffusion_pytorch_model")?)?;
         Self::new(config, Weights::from_files(files, device, dtype), dtype)
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use burn::tensor::{DType, TensorData};
 use memmap2::Mmap;
 use rayon::prelude::*;
-use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,14 @@ pub struct WeightFiles {
     /// The file or folder, for messages.
     pub path: PathBuf,
     shards: Vec<Shard>,
-    by_name: HashMap<String, usize>,
+    by_name: HashMap<String, Place>,
+}
+
+/// Where a tensor is.
+struct Place {
+    shard: usize,
+    /// Its name there.
+    stored: String,
 }
 
 struct Shard {
@@ -34,7 +41,10 @@ impl WeightFiles {
         if !single.exists() && index.exists() {
             return Self::open_shards(dir, &index);
         }
-        Self::open_file(&single)
+        match pickled(dir).filter(|_| !single.exists()) {
+            Some(name) => Err(Error::invalid(dir, format!("it holds `{name}`, and no `{stem}.safetensors`"), PICKLED)),
+            None => Self::open_file(&single),
+        }
     }
 
     /// Opens one safetensors file.
@@ -42,9 +52,29 @@ impl WeightFiles {
     /// # Errors
     /// As [`open_folder`](Self::open_folder).
     pub fn open_file(path: &Path) -> Result<Self> {
+        if is_pickled(path) {
+            return Err(Error::invalid(path, "it is not a safetensors file", PICKLED));
+        }
         let mut files = Self { path: path.into(), shards: Vec::new(), by_name: HashMap::new() };
         files.add_shard(path)?;
         Ok(files)
+    }
+
+    /// The same tensors under other names.
+    ///
+    /// # Errors
+    /// Two tensors that get one name.
+    pub fn renamed(self, name_of: impl Fn(&str) -> String) -> Result<Self> {
+        let mut by_name: HashMap<String, Place> = HashMap::new();
+        for (old, place) in self.by_name {
+            let name = name_of(&old);
+            if let Some(Place { stored, .. }) = by_name.get(&name) {
+                let reason = format!("tensors `{stored}` and `{}` are both `{name}`", place.stored);
+                return Err(Error::invalid(&self.path, reason, "the file mixes two spellings of the names; use an original one"));
+            }
+            by_name.insert(name, place);
+        }
+        Ok(Self { by_name, ..self })
     }
 
     fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
@@ -75,7 +105,7 @@ impl WeightFiles {
         }
         let shard = self.shards.len();
         for name in metadata.offset_keys() {
-            self.by_name.insert(name, shard);
+            self.by_name.insert(name.clone(), Place { shard, stored: name });
         }
         self.shards.push(Shard { map, metadata, data_start });
         Ok(())
@@ -120,8 +150,14 @@ impl WeightFiles {
 
     /// Shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        let shard = &self.shards[*self.by_name.get(name)?];
-        shard.metadata.info(name).map(|info| info.shape.clone())
+        self.place(name).map(|(_, info)| info.shape.clone())
+    }
+
+    /// The file of a tensor, and what its header says about it.
+    fn place(&self, name: &str) -> Option<(&Shard, &TensorInfo)> {
+        let Place { shard, stored } = self.by_name.get(name)?;
+        let shard = &self.shards[*shard];
+        Some((shard, shard.metadata.info(stored)?))
     }
 
     /// The tensor's elements as they are on disk.
@@ -169,8 +205,7 @@ impl WeightFiles {
     /// Dtype, bytes and shape of a tensor.
     fn mapped(&self, name: &str) -> Result<(Dtype, &[u8], Vec<usize>)> {
         let absent = || Error::invalid(&self.path, format!("no tensor `{name}`"), "the file has other contents than expected");
-        let shard = &self.shards[*self.by_name.get(name).ok_or_else(absent)?];
-        let info = shard.metadata.info(name).ok_or_else(absent)?;
+        let (shard, info) = self.place(name).ok_or_else(absent)?;
         let (from, to) = info.data_offsets;
         Ok((info.dtype, &shard.map[shard.data_start + from..shard.data_start + to], info.shape.clone()))
     }
@@ -178,9 +213,7 @@ impl WeightFiles {
     /// Tells the system that the pages of a tensor will not be needed soon; they are read again if they are.
     fn give_back(&self, name: &str) {
         #[cfg(unix)]
-        if let Some(shard) = self.by_name.get(name).map(|&shard| &self.shards[shard])
-            && let Some(info) = shard.metadata.info(name)
-        {
+        if let Some((shard, info)) = self.place(name) {
             let (from, to) = info.data_offsets;
             // SAFETY: the map is a read-only view of a file: a page that was given back has the same content when it is read again.
             let advised =
@@ -198,6 +231,19 @@ impl WeightFiles {
         let data = self.data(name)?;
         data.convert::<f32>().try_into_vec::<f32>().map_err(|e| Error::invalid(&self.path, format!("tensor `{name}`: {e:?}"), SUPPORTED))
     }
+}
+
+/// Loading a pickle runs what is in it.
+const PICKLED: &str = "pickled weights can execute code and are never read: get the model as safetensors, or convert it in a safe place";
+
+fn is_pickled(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| ["pth", "pt", "bin", "ckpt"].iter().any(|known| extension == *known))
+}
+
+/// A file with pickled weights in `dir`.
+fn pickled(dir: &Path) -> Option<String> {
+    let names = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).filter(|path| is_pickled(path));
+    names.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).min()
 }
 
 const SUPPORTED: &str = "f32, f16 and bf16 weights are supported";

@@ -1,0 +1,41 @@
+//! A model folder with two networks, made from one with one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use wan::weights::{WeightFiles, write_safetensors};
+
+/// Every weight of the second network is this times that of the first, rounded to f32: golden/make_wan22.py does the same.
+pub const SECOND_IS: f32 = 0.75;
+
+const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
+
+/// A copy of a model folder, with a second network below `boundary_ratio`.
+pub fn two_experts(from: &Path, boundary_ratio: f64) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    copy(from, dir.path());
+    let path = dir.path().join("model_index.json");
+    let mut index: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("read")).expect("JSON");
+    index["boundary_ratio"] = boundary_ratio.into();
+    index["transformer_2"] = serde_json::json!(["diffusers", "WanTransformer3DModel"]);
+    std::fs::write(&path, index.to_string()).expect("write");
+    let (first, second) = (dir.path().join("transformer"), dir.path().join("transformer_2"));
+    std::fs::create_dir(&second).expect("folder");
+    std::fs::copy(first.join("config.json"), second.join("config.json")).expect("copy");
+    let files = WeightFiles::open_file(&first.join(WEIGHTS)).expect("weights");
+    let scaled = |name: &str| files.floats(name).expect("values").into_iter().map(|value| SECOND_IS * value).collect::<Vec<f32>>();
+    let tensors: BTreeMap<_, _> = files.names().map(|name| (name.to_owned(), (files.shape(name).expect("shape"), scaled(name)))).collect();
+    write_safetensors(&second.join(WEIGHTS), &tensors, None).expect("write");
+    dir
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("folder");
+    for path in std::fs::read_dir(from).expect("folder").map(|entry| entry.expect("entry").path()) {
+        let target = to.join(path.file_name().expect("name"));
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).expect("copy");
+        }
+    }
+}
