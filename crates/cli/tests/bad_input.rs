@@ -153,6 +153,8 @@ fn adapters() {
     t.write("rollouts.safetensors", [0_u8; 3]);
     t.refuse(&["replay", "DIR/rollouts.safetensors", "--model", "models/moving-shapes"]);
     t.refuse(&["replay", "models/moving-shapes/vae/diffusion_pytorch_model.safetensors", "--model", "models/moving-shapes"]);
+    // all weights would be trained
+    t.refuse(&["replay", "DIR/rollouts.safetensors", "--model", "models/moving-shapes", "--mixed-precision", "bf16"]);
     insta::assert_snapshot!(t.text);
 }
 

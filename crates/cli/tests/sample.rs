@@ -85,6 +85,9 @@ fn adapters_and_choices_take_part() {
     let other = run("comfyui.gif", &["--lora", "lora/comfyui_diffusion_model_alpha.safetensors"]);
     let difference = adapted.iter().zip(&other).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
     assert!(difference < 1e-5, "{difference}");
+    let rounded = run("bf16.gif", &["--mixed-precision", "bf16"]);
+    let difference = base.iter().zip(&rounded).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(difference > 1e-4 && difference < 0.5, "{difference} of values up to 6");
 }
 
 #[test]
