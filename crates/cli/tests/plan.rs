@@ -38,7 +38,7 @@ fn a_second_network_costs_memory_and_no_operations() {
     assert_eq!(two["parameters"]["second_transformer"], one["parameters"]["transformer"]);
     assert_eq!(two["parameters"]["trained"].as_u64(), one["parameters"]["trained"].as_u64().map(|count| 2 * count));
     let rollout = |plan: &serde_json::Value| plan["memory"][1]["total"].as_u64().expect("bytes");
-    assert!(rollout(&two) - rollout(&one) > 4 * 14_288_491_584);
+    assert!(rollout(&two) - rollout(&one) > 2 * 14_288_491_584, "two bytes a weight, and the text of another network");
 }
 
 #[test]

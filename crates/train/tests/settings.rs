@@ -157,7 +157,8 @@ fn the_default_recipe_resolves_completely() {
 /// The recipes of a folder by name, loaded.
 fn recipes(folder: &str) -> Vec<(String, String, Settings)> {
     let paths = std::fs::read_dir(recipe_path(folder)).unwrap().map(|entry| entry.unwrap().path());
-    let is_run = |path: &PathBuf| path.extension().is_some_and(|end| end == "toml") && !path.ends_with("pretrain_moving_shapes.toml");
+    let pretrains = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pretrain_"));
+    let is_run = |path: &PathBuf| path.extension().is_some_and(|end| end == "toml") && !pretrains(path);
     let load = |path: PathBuf| {
         let settings = Settings::load(Some(&path), &[]).unwrap_or_else(|error| panic!("{error}"));
         (path.file_stem().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(&path).unwrap(), settings)
@@ -171,6 +172,14 @@ fn every_recipe_loads_and_survives_its_own_resolution() {
         let again = Settings::parse("resolved", &settings.to_toml(), &[]).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(settings, again, "{name}");
         assert_eq!(settings.step_table().unwrap().len(), settings.sampling.num_inference_steps);
+    }
+}
+
+#[test]
+fn recipes_of_pretraining_load() {
+    for (name, world) in [("pretrain_moving_shapes.toml", "shapes"), ("pretrain_signs.toml", "signs")] {
+        let settings = train::pretrain::PretrainSettings::load(&recipe_path(name)).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(settings.data.world.name(), world);
     }
 }
 
