@@ -1,6 +1,8 @@
 //! Networks in ONNX against what they must give, in the real ONNX Runtime, and text read by the real PP-OCR. `scripts/fetch_ocr.sh` fetches both;
 //! without them these tests say that they were skipped.
 
+#![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
+
 use std::path::{Path, PathBuf};
 
 use rand_chacha::ChaCha8Rng;

@@ -16,7 +16,7 @@ use picture::{Normalisation, Picture};
 pub use picture::Resampling;
 pub(crate) use session::{Array, Session};
 
-/// `type = "onnx"`: a network that takes images [N, 3, H, W] and gives numbers [N] or [N, K].
+/// `type = "onnx"`: a network that takes images [N, 3, H, W] and gives numbers `[N]` or [N, K].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnnxSettings {
@@ -62,7 +62,7 @@ fn clip_mean() -> [f32; 3] {
 }
 
 fn clip_std() -> [f32; 3] {
-    [0.268_629_54, 0.261_302_58, 0.275_777_11]
+    [0.268_629_55, 0.261_302_6, 0.275_777_1]
 }
 
 fn eight() -> usize {
@@ -146,7 +146,7 @@ impl OnnxReward {
     }
 }
 
-/// Number `output` of each row of [N] or [N, K] (and [N, K, 1, ..]).
+/// Number `output` of each row of `[N]` or [N, K] (and [N, K, 1, ..]).
 fn column(output: &Array, rows: usize, index: usize) -> Result<Vec<f64>, String> {
     let width = output.values.len() / rows.max(1);
     let fits = output.shape.first() == Some(&rows) && width * rows == output.values.len();
