@@ -48,6 +48,10 @@ fn commands_of_the_readme_work() {
             assert!(root().join(command.split(' ').nth(1).unwrap_or_default()).exists(), "{command}");
             continue;
         }
+        // needs the hub; tests/download.rs has one on the loopback address
+        if name == "download" {
+            continue;
+        }
         let short = match name.as_str() {
             "train" => SHORT.to_owned(),
             "compare" => format!("{SHORT} --seeds 1 --budget 1iterations").replace("--set train.iterations=1", ""),
