@@ -88,6 +88,7 @@ fn config() -> TransformerConfig {
         eps: 1e-6,
         image_dim: None,
         added_kv_proj_dim: None,
+        pos_embed_seq_len: None,
         rope_max_seq_len: 1024,
     }
 }

@@ -9,9 +9,16 @@ use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::{DType, Int, Tensor};
 
-/// Keys and values of the text in one block, [B, T, D] each.
+/// Keys and values of the text in one block, [B, T, D] each, and those of an image [B, I, D], if there is one.
 #[derive(Debug, Clone)]
 pub struct TextKv {
+    pub(super) text: KeyValues,
+    pub(super) image: Option<KeyValues>,
+}
+
+/// Keys and values of what is attended to.
+#[derive(Debug, Clone)]
+pub(super) struct KeyValues {
     pub(super) keys: Tensor<3>,
     pub(super) values: Tensor<3>,
 }
@@ -19,6 +26,12 @@ pub struct TextKv {
 impl TextKv {
     /// The samples of the given indices, in that order.
     pub fn select(&self, indices: &[usize]) -> Self {
+        Self { text: self.text.select(indices), image: self.image.as_ref().map(|image| image.select(indices)) }
+    }
+}
+
+impl KeyValues {
+    pub(super) fn select(&self, indices: &[usize]) -> Self {
         let rows: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.keys.device());
         let pick = |x: &Tensor<3>| x.clone().select(0, rows.clone());
@@ -28,7 +41,7 @@ impl TextKv {
 
 /// ```text
 /// x += gate_1 * self_attention(LN(x) (1 + scale_1) + shift_1)
-/// x += cross_attention(LN_affine(x), text)
+/// x += cross_attention(LN_affine(x), text, image)
 /// x += gate_2 * ffn(LN(x) (1 + scale_2) + shift_2)
 /// (shift_1, scale_1, gate_1, shift_2, scale_2, gate_2) = scale_shift_table + time projection
 /// ```
@@ -39,6 +52,7 @@ pub struct Block {
     scale_shift_table: Param<3>,
     pub(super) attn1: Projections,
     attn2: Projections,
+    image: Option<ImageProjections>,
     norm2_weight: Param<1>,
     norm2_bias: Param<1>,
     ffn_in: Linear,
@@ -56,6 +70,7 @@ impl Block {
             scale_shift_table: w.param_f32("scale_shift_table", [1, 6, dim], Init::Normal(table_std)),
             attn1: Projections::new(&w.sub("attn1"), config),
             attn2: Projections::new(&w.sub("attn2"), config),
+            image: config.image_dim.map(|_| ImageProjections::new(&w.sub("attn2"), config)),
             norm2_weight: norm2.param_f32("weight", [dim], Init::Ones),
             norm2_bias: norm2.param_f32("bias", [dim], Init::Zeros),
             ffn_in: Linear::new(&w.sub("ffn.net.0.proj"), dim, config.ffn_dim),
@@ -66,15 +81,21 @@ impl Block {
 
     /// Keys and values of the embedded text [B, T, D].
     pub fn text_kv(&self, text: Tensor<3>) -> TextKv {
-        TextKv { keys: self.text_keys(text.clone()), values: self.text_values(text) }
+        TextKv { text: self.text_keys_values([text.clone(), text]), image: None }
     }
 
-    pub(super) fn text_keys(&self, text: Tensor<3>) -> Tensor<3> {
-        self.attn2.keys(text, None)
+    /// Keys of the first, values of the second.
+    pub(super) fn text_keys_values(&self, [keys, values]: [Tensor<3>; 2]) -> KeyValues {
+        KeyValues { keys: self.attn2.keys(keys, None), values: self.attn2.to_v.forward(values) }
     }
 
-    pub(super) fn text_values(&self, text: Tensor<3>) -> Tensor<3> {
-        self.attn2.to_v.forward(text)
+    /// The same of an embedded image [B, I, D].
+    ///
+    /// # Panics
+    /// If the network has no image branch.
+    pub(super) fn image_keys_values(&self, [keys, values]: [Tensor<3>; 2]) -> KeyValues {
+        let image = self.image.as_ref().expect("a network with an image branch");
+        KeyValues { keys: image.norm_k.forward(image.to_k.forward(keys)), values: image.to_v.forward(values) }
     }
 
     /// x [B, L, D], modulation [B, S, 6, D] -> [B, L, D].
@@ -116,8 +137,12 @@ impl Block {
     }
 
     pub(super) fn cross_attention(&self, x: Tensor<3>, text: &TextKv, bias: Option<&Tensor<4>>) -> Tensor<3> {
-        let p = &self.attn2;
-        p.to_out.forward(p.attend(p.queries(x, None), text.keys.clone(), text.values.clone(), bias))
+        let (p, TextKv { text, image }) = (&self.attn2, text);
+        let queries = p.queries(x, None);
+        let Some(image) = image else { return p.to_out.forward(p.attend(queries, text.keys.clone(), text.values.clone(), bias)) };
+        // two attentions with the same queries, added in front of the output projection
+        let of_image = p.attend(queries.clone(), image.keys.clone(), image.values.clone(), None);
+        p.to_out.forward(p.attend(queries, text.keys.clone(), text.values.clone(), bias) + of_image)
     }
 }
 
@@ -140,6 +165,25 @@ pub(super) struct Projections {
     norm_q: RmsNorm,
     norm_k: RmsNorm,
     heads: usize,
+}
+
+/// Keys and values of the image in cross-attention.
+#[derive(Debug)]
+struct ImageProjections {
+    to_k: Linear,
+    to_v: Linear,
+    norm_k: RmsNorm,
+}
+
+impl ImageProjections {
+    fn new(w: &Weights, config: &TransformerConfig) -> Self {
+        let dim = config.dim();
+        Self {
+            to_k: Linear::new(&w.sub("add_k_proj"), dim, dim),
+            to_v: Linear::new(&w.sub("add_v_proj"), dim, dim),
+            norm_k: RmsNorm::new(&w.sub("norm_added_k"), dim, config.eps),
+        }
+    }
 }
 
 impl Projections {

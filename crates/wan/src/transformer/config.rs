@@ -33,12 +33,15 @@ pub struct TransformerConfig {
     pub qk_norm: Option<String>,
     /// eps of every norm.
     pub eps: f64,
-    /// Features of the image encoder (image-to-video); must be absent.
+    /// Features of the image encoder, if cross-attention also attends to an image (Wan2.1 image-to-video).
     #[serde(default)]
     pub image_dim: Option<usize>,
-    /// Features of the extra key and value projections (image-to-video); must be absent.
+    /// Inputs of the projections of the image: those of a token.
     #[serde(default)]
     pub added_kv_proj_dim: Option<usize>,
+    /// Places of two images (first and last frame to video); must be absent.
+    #[serde(default)]
+    pub pos_embed_seq_len: Option<usize>,
     /// Longest axis the rotary table covers.
     #[serde(default = "rope_default")]
     pub rope_max_seq_len: usize,
@@ -107,16 +110,14 @@ impl TransformerConfig {
             eps: 1e-6,
             image_dim: None,
             added_kv_proj_dim: None,
+            pos_embed_seq_len: None,
             rope_max_seq_len: rope_default(),
         }
     }
 
     fn check(&self) -> std::result::Result<(), (String, &'static str)> {
-        if self.image_dim.is_some() || self.added_kv_proj_dim.is_some() {
-            return Err((
-                "`image_dim`/`added_kv_proj_dim` is set".into(),
-                "image-to-video models are not supported; use a text-to-video model",
-            ));
+        if let Some(places) = self.pos_embed_seq_len {
+            return Err((format!("`pos_embed_seq_len` is `{places}`"), "models for a first and a last frame are not supported"));
         }
         if self.qk_norm.as_deref() != Some("rms_norm_across_heads") {
             return Err((format!("`qk_norm` is `{:?}`", self.qk_norm), "only `rms_norm_across_heads`, the norm of Wan, is supported"));
@@ -139,9 +140,23 @@ impl TransformerConfig {
             ("patch_size", self.patch_size[2]),
         ];
         crate::config::check_sizes(&sizes).map_err(|reason| (reason, "compare with the config.json of the original model"))?;
+        self.check_image()?;
         let odd = !self.attention_head_dim.is_multiple_of(2) || !self.freq_dim.is_multiple_of(2);
         if odd || self.attention_head_dim < 6 {
             return Err(("a head or sinusoid size is odd or below 6".into(), "check the sizes"));
+        }
+        Ok(())
+    }
+
+    fn check_image(&self) -> std::result::Result<(), (String, &'static str)> {
+        const HINT: &str = "Wan2.1 image-to-video has both, `added_kv_proj_dim` equal to heads x head_dim; all other models have neither";
+        let (image, added, dim) = (self.image_dim, self.added_kv_proj_dim, self.dim());
+        let Some(features) = image else {
+            return added.map_or(Ok(()), |added| Err((format!("`added_kv_proj_dim` is `{added}`, but `image_dim` is absent"), HINT)));
+        };
+        crate::config::check_sizes(&[("image_dim", features)]).map_err(|reason| (reason, HINT))?;
+        if added != Some(dim) {
+            return Err((format!("`added_kv_proj_dim` is `{added:?}` for heads x head_dim = {dim}"), HINT));
         }
         Ok(())
     }
@@ -165,10 +180,16 @@ impl TransformerConfig {
             (format!("{condition}.text_embedder.linear_1"), self.text_dim, dim),
             (format!("{condition}.text_embedder.linear_2"), dim, dim),
         ];
+        if let Some(features) = self.image_dim {
+            layers.push((format!("{condition}.image_embedder.ff.net.0.proj"), features, features));
+            layers.push((format!("{condition}.image_embedder.ff.net.2"), features, dim));
+        }
         for block in (0..self.num_layers).map(|i| format!("blocks.{i}")) {
             for layer in ["attn1", "attn2"].iter().flat_map(|a| ["to_q", "to_k", "to_v", "to_out.0"].map(|l| format!("{block}.{a}.{l}"))) {
                 layers.push((layer, dim, dim));
             }
+            let image = ["add_k_proj", "add_v_proj"].iter().filter(|_| self.image_dim.is_some());
+            layers.extend(image.map(|layer| (format!("{block}.attn2.{layer}"), dim, dim)));
             layers.push((format!("{block}.ffn.net.0.proj"), dim, self.ffn_dim));
             layers.push((format!("{block}.ffn.net.2"), self.ffn_dim, dim));
         }
@@ -180,8 +201,9 @@ impl TransformerConfig {
     pub fn num_parameters(&self) -> usize {
         let dim = self.dim();
         let linears: usize = self.linear_layers().iter().map(|(_, inputs, outputs)| (inputs + 1) * outputs).sum();
-        // per block: modulation table, affine norm, query and key norms of both attentions; head: its table
-        linears + self.num_layers * (6 + 2 + 4) * dim + 2 * dim
+        // per block: modulation table, affine norm, query and key norms of both attentions; head: its table; image: two norms, key norms
+        let image = self.image_dim.map_or(0, |features| 2 * features + 2 * dim + self.num_layers * dim);
+        linears + self.num_layers * (6 + 2 + 4) * dim + 2 * dim + image
     }
 
     /// Those of them that stay f32 in a bf16 model: time embedding, modulation tables, affine norms.

@@ -1,11 +1,13 @@
-//! `WanTransformer3DModel`: the velocity network of Wan2.1 (and, with per-token timesteps, of Wan2.2 TI2V).
+//! `WanTransformer3DModel`: the velocity network of Wan2.1 and Wan2.2 (with per-token timesteps, of TI2V; with more channels read than
+//! written, and in Wan2.1 with an image beside the text, of image-to-video).
 //!
 //! Legend: `B` batch, `C` latent channels, `F` latent frames, `H`, `W` latent height and width, `L` tokens,
-//! `D` = heads x head_dim, `T` text tokens, `S` = 1, or L when every token has its own timestep.
+//! `D` = heads x head_dim, `T` text tokens, `I` image tokens, `S` = 1, or L when every token has its own timestep.
 
 pub mod attention;
 pub mod block;
 pub mod config;
+mod image;
 pub mod patch;
 pub mod recompute;
 pub mod rope;
@@ -23,6 +25,7 @@ use crate::weights::{Init, WeightFiles, Weights};
 use block::{Block, TextKv};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 pub use config::TransformerConfig;
+use image::ImageEmbedder;
 use patch::PatchGrid;
 use rope::Rope;
 use std::path::Path;
@@ -42,6 +45,7 @@ pub struct WanTransformer {
     time: TimeEmbedding,
     text_1: Linear,
     text_2: Linear,
+    image: Option<ImageEmbedder>,
     blocks: Vec<Block>,
     scale_shift_table: Param<3>,
     proj_out: Linear,
@@ -58,6 +62,8 @@ pub struct TextContext {
     bias: Option<Tensor<4>>,
     /// Where it comes from, and the row of that of each sample: enough to compute it again.
     prompts: PromptEmbeds,
+    /// The images, one for each prompt [P, I, image_dim].
+    images: Option<Tensor<3>>,
     rows: Vec<usize>,
 }
 
@@ -70,7 +76,7 @@ impl TextContext {
         assert!(!indices.is_empty(), "an empty selection is not a batch");
         let rows = indices.iter().map(|&i| self.rows[i]).collect();
         let blocks = self.blocks.iter().map(|kv| kv.select(indices)).collect();
-        Self { blocks, bias: self.bias.clone(), prompts: self.prompts.clone(), rows }
+        Self { blocks, rows, ..self.clone() }
     }
 }
 
@@ -99,13 +105,28 @@ impl WanTransformer {
         let text = condition.sub("text_embedder");
         let text_1 = Linear::new(&text.sub("linear_1"), config.text_dim, dim);
         let text_2 = Linear::new(&text.sub("linear_2"), dim, dim);
+        let image = config.image_dim.map(|features| ImageEmbedder::new(&condition.sub("image_embedder"), features, dim));
         let blocks = (0..config.num_layers).map(|i| Block::new(&w.sub("blocks").sub(i), &config)).collect();
         let table_std = 1.0 / (dim as f64).sqrt();
         let scale_shift_table = w.param_f32("scale_shift_table", [1, 2, dim], Init::Normal(table_std));
         let proj_out = Linear::new(&w.sub("proj_out"), dim, config.out_channels * pt * ph * pw);
         let (params, linears) = w.finish(&[])?;
         let activations = RwLock::new(dtype);
-        Ok(Self { config, params, linears, patch_embedding, time, text_1, text_2, blocks, scale_shift_table, proj_out, dtype, activations })
+        Ok(Self {
+            config,
+            params,
+            linears,
+            patch_embedding,
+            time,
+            text_1,
+            text_2,
+            image,
+            blocks,
+            scale_shift_table,
+            proj_out,
+            dtype,
+            activations,
+        })
     }
 
     /// Runs `work` with activations of another dtype over the same weights: what the rounding of activations does is the difference.
@@ -130,7 +151,27 @@ impl WanTransformer {
         let (rows, bias) = text_rows(text);
         let hidden = self.embed_text(if record { rows.autodiff() } else { rows });
         let blocks = self.blocks.iter().map(|block| block.text_kv(hidden.clone())).collect();
-        TextContext { blocks, bias, prompts: text.clone(), rows: (0..text.batch_size()).collect() }
+        TextContext { blocks, bias, prompts: text.clone(), images: None, rows: (0..text.batch_size()).collect() }
+    }
+
+    /// The same with an image for each text: `images` [B, I, image_dim], as the image encoder gives them. Without, the image branch adds nothing.
+    ///
+    /// # Panics
+    /// If the network has no image branch, or the number of images is not that of the texts.
+    pub fn text_and_image_context(&self, text: &PromptEmbeds, images: Tensor<3>, record: bool) -> TextContext {
+        assert_eq!(images.dims()[0], text.batch_size(), "an image for each text");
+        let mut context = self.text_context(text, record);
+        let hidden = self.embed_image(if record { images.clone().autodiff() } else { images.clone() });
+        for (kv, block) in context.blocks.iter_mut().zip(&self.blocks) {
+            kv.image = Some(block.image_keys_values([hidden.clone(), hidden.clone()]));
+        }
+        TextContext { images: Some(images), ..context }
+    }
+
+    /// The images as the blocks read them: [B, I, image_dim] -> [B, I, D].
+    fn embed_image(&self, images: Tensor<3>) -> Tensor<3> {
+        let embedder = self.image.as_ref().expect("a network with an image branch");
+        embedder.forward(cast(images, self.activations()))
     }
 
     /// The text as the blocks read it: [B, T, text_dim] -> [B, T, D].

@@ -11,7 +11,7 @@
 //!
 //! Legend: `B` batch, `L` tokens, `D` features, `T` text tokens, `S` = 1 or L, `N` blocks.
 
-use super::block::{Block, TextKv};
+use super::block::{Block, KeyValues, TextKv};
 use super::patch::PatchGrid;
 use super::rope::Rope;
 use super::{Embedded, TextContext, WanTransformer, text_rows, time};
@@ -58,19 +58,28 @@ impl WanTransformer {
     /// # Panics
     /// If there is no pass, or one is of another network.
     pub fn backward_traced(&self, passes: Vec<(Trace, Tensor<5>)>, receive: Receive<'_>) {
-        let (rows, bias) = text_rows(&passes.first().expect("at least one pass").0.text.prompts);
+        let context = &passes.first().expect("at least one pass").0.text;
+        let (rows, bias) = text_rows(&context.prompts);
         let embedded_text = self.embed_text(rows.autodiff());
+        let embedded_image = context.images.clone().map(|images| self.embed_image(images.autodiff()));
         let mut branches: Vec<Branch> = passes.into_iter().map(|(trace, gradient)| Branch::new(self, trace, &gradient, receive)).collect();
-        let mut text_gradient = None;
+        let (mut text_gradient, mut image_gradient) = (None, None);
         for block in self.blocks.iter().rev() {
-            let text = BlockText::new(block, &embedded_text);
-            let gradients = branches.iter_mut().map(|branch| branch.backward_block(block, &text, bias.as_ref(), receive)).collect();
-            text.backward(gradients, &mut text_gradient, receive);
+            let text = Attended::new(&embedded_text, |inputs| block.text_keys_values(inputs));
+            let image = embedded_image.as_ref().map(|image| Attended::new(image, |inputs| block.image_keys_values(inputs)));
+            let attended = (&text, image.as_ref());
+            let (of_text, of_image): (Vec<_>, Vec<_>) =
+                branches.iter_mut().map(|branch| branch.backward_block(block, attended, bias.as_ref(), receive)).unzip();
+            text.backward(of_text, &mut text_gradient, receive);
+            if let Some(image) = image {
+                image.backward(of_image.into_iter().flatten().collect(), &mut image_gradient, receive);
+            }
         }
         for branch in branches {
             branch.backward_start(self, receive);
         }
-        if let Some(product) = weighted(&embedded_text, text_gradient) {
+        let ends = [weighted(&embedded_text, text_gradient), embedded_image.and_then(|image| weighted(&image, image_gradient))];
+        for product in ends.into_iter().flatten() {
             receive(&product.backward());
         }
     }
@@ -105,22 +114,30 @@ impl Branch {
         Self { trace, rope, tracked, hidden, temb, modulation: None }
     }
 
-    /// Goes through a block; returns the gradients of the text's keys and values.
-    fn backward_block(&mut self, block: &Block, text: &BlockText, bias: Option<&Tensor<4>>, receive: Receive<'_>) -> TextGradient {
+    /// Goes through a block; returns the gradients of the keys and values of the text, and of the image, if there is one.
+    fn backward_block(
+        &mut self,
+        block: &Block,
+        (text, image): (&Attended, Option<&Attended>),
+        bias: Option<&Tensor<4>>,
+        receive: Receive<'_>,
+    ) -> (KvGradient, Option<KvGradient>) {
         let rows = self.trace.text.rows.clone();
         let input = self.trace.inputs.pop().expect("one input per block");
         // a block below is reached only through this one's input
         let x = leaf(input, !self.trace.inputs.is_empty() || self.tracked[0]);
         let modulation = leaf(self.trace.modulation.clone(), self.tracked[2]);
-        let chosen = text.kv.select(&rows);
-        let kv = TextKv { keys: leaf(chosen.keys.clone(), text.tracked[0]), values: leaf(chosen.values.clone(), text.tracked[1]) };
+        let (text, image) = (text.chosen(&rows), image.map(|image| image.chosen(&rows)));
+        let kv = TextKv { text: text.leaves.clone(), image: image.as_ref().map(|image| image.leaves.clone()) };
         let out = block.forward(x.clone(), &modulation, &self.rope, &kv, bias);
-        let Some(product) = weighted(&out, self.hidden.take()) else { return TextGradient { chosen, keys: None, values: None } };
+        let Some(product) = weighted(&out, self.hidden.take()) else {
+            return (text.gradient(None), image.map(|image| image.gradient(None)));
+        };
         let gradients = product.backward();
         receive(&gradients);
         self.hidden = x.grad(&gradients);
         add(&mut self.modulation, modulation.grad(&gradients));
-        TextGradient { chosen, keys: kv.keys.grad(&gradients), values: kv.values.grad(&gradients) }
+        (text.gradient(Some(&gradients)), image.map(|image| image.gradient(Some(&gradients))))
     }
 
     /// Goes through the embeddings of patches and time.
@@ -143,34 +160,55 @@ impl Branch {
     }
 }
 
-/// The text's keys and values in one block, computed again with a graph.
-struct BlockText {
-    /// The text as keys and values see it: apart, so that their gradients are added one by one.
+/// Keys and values of the text, or of the image, in one block, computed again with a graph.
+struct Attended {
+    /// What keys and values are made of: apart, so that their gradients are added one by one.
     inputs: [Tensor<3>; 2],
-    kv: TextKv,
+    kv: KeyValues,
     /// Whether keys and values lead to trained weights.
     tracked: [bool; 2],
 }
 
+/// Those of a branch's samples.
+struct Chosen {
+    /// Within the graph of [`Attended`].
+    kv: KeyValues,
+    /// Their values as the start of the block's graph.
+    leaves: KeyValues,
+}
+
 /// What came back from one branch.
-struct TextGradient {
-    /// The keys and values of the branch's samples, within the graph of [`BlockText`].
-    chosen: TextKv,
+struct KvGradient {
+    /// See [`Chosen::kv`].
+    chosen: KeyValues,
     keys: Option<Tensor<3>>,
     values: Option<Tensor<3>>,
 }
 
-impl BlockText {
-    fn new(block: &Block, text: &Tensor<3>) -> Self {
-        let inputs = [0, 1].map(|_| leaf(text.clone().inner(), text.is_tracked()));
-        let kv = TextKv { keys: block.text_keys(inputs[0].clone()), values: block.text_values(inputs[1].clone()) };
+impl Chosen {
+    fn gradient(self, gradients: Option<&Gradients>) -> KvGradient {
+        let of = |x: &Tensor<3>| gradients.and_then(|gradients| x.grad(gradients));
+        KvGradient { keys: of(&self.leaves.keys), values: of(&self.leaves.values), chosen: self.kv }
+    }
+}
+
+impl Attended {
+    fn new(embedded: &Tensor<3>, project: impl Fn([Tensor<3>; 2]) -> KeyValues) -> Self {
+        let inputs = [0, 1].map(|_| leaf(embedded.clone().inner(), embedded.is_tracked()));
+        let kv = project(inputs.clone());
         Self { inputs, tracked: [kv.keys.is_tracked(), kv.values.is_tracked()], kv }
     }
 
-    /// Adds the gradient of the text to `sum`, that of the values first.
-    fn backward(self, branches: Vec<TextGradient>, sum: &mut Option<Tensor<3>>, receive: Receive<'_>) {
+    fn chosen(&self, rows: &[usize]) -> Chosen {
+        let kv = self.kv.select(rows);
+        let leaves = KeyValues { keys: leaf(kv.keys.clone(), self.tracked[0]), values: leaf(kv.values.clone(), self.tracked[1]) };
+        Chosen { kv, leaves }
+    }
+
+    /// Adds the gradient of what was embedded to `sum`, that of the values first.
+    fn backward(self, branches: Vec<KvGradient>, sum: &mut Option<Tensor<3>>, receive: Receive<'_>) {
         let [mut of_keys, mut of_values] = [None, None];
-        for TextGradient { chosen, keys, values } in branches {
+        for KvGradient { chosen, keys, values } in branches {
             add(&mut of_keys, weighted(&chosen.keys, keys));
             add(&mut of_values, weighted(&chosen.values, values));
         }
