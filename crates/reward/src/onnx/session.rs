@@ -43,7 +43,11 @@ mod runtime {
         /// # Errors
         /// A runtime or a file that cannot be opened.
         pub(crate) fn open(model: &Path, field: &'static str, library: Option<&Path>, threads: usize) -> Result<Self, SetupError> {
-            require(model.is_file(), field, model.display(), "a file in ONNX format", "the path is relative to the current folder")?;
+            let hint = match field {
+                "model" => "the path is relative to the current folder",
+                _ => "`scripts/fetch_ocr.sh` puts PP-OCR's networks into models/ocr/; the path is relative to the current folder",
+            };
+            require(model.is_file(), field, model.display(), "a file in ONNX format", hint)?;
             let environment = environment(library)?;
             let unusable = |error: String| SetupError::field(field, model.display(), "a network that ONNX Runtime can run", error);
             let build = || {
