@@ -135,9 +135,8 @@ fn noise_floor(trainer: &Trainer, batches: &[TransitionBatch]) -> f64 {
 
 /// What the rounding of the activations alone does to a log-prob: a model in f32 would not fit beside the one in bf16.
 fn bf16_deviation(trainer: &Trainer, batches: &[TransitionBatch]) -> Option<f64> {
-    let transformer = &trainer.policy.transformer;
-    let batch = batches.first().filter(|_| transformer.dtype() == DType::BF16)?;
-    let exact = transformer.with_activations(DType::F32, || log_prob_alone(trainer, batch, 0));
+    let batch = batches.first().filter(|_| trainer.policy.transformer.dtype() == DType::BF16)?;
+    let exact = trainer.policy.with_activations(DType::F32, || log_prob_alone(trainer, batch, 0));
     Some((exact - batch.old_log_probs[0]).abs())
 }
 

@@ -1,7 +1,7 @@
 //! What is trained: a transformer with an adapter, or all of its weights; of a model with two networks, both.
 
 use crate::settings::PolicySettings;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::path::Path;
 use wan::error::{Error, Result};
 use wan::experts::{Experts, SECOND, SecondExpert};
@@ -81,6 +81,14 @@ impl Policy {
     /// The velocity networks.
     pub fn experts(&self) -> Experts<'_> {
         Experts { first: &self.transformer, second: self.second.as_ref() }
+    }
+
+    /// Runs `work` with activations of another dtype over the same weights, in all networks: see [`WanTransformer::with_activations`].
+    pub fn with_activations<R>(&self, dtype: DType, work: impl FnOnce() -> R) -> R {
+        self.transformer.with_activations(dtype, || match &self.second {
+            Some(second) => second.transformer.with_activations(dtype, work),
+            None => work(),
+        })
     }
 
     /// The network, 0 or 1, that takes the step at a timestep.

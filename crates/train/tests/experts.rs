@@ -159,6 +159,22 @@ fn the_ratio_is_exactly_one_and_both_adapters_learn() {
 }
 
 /// A network that takes no step of an update stays as it is, and its optimizer counts its own updates.
+/// Steps 0 and 3 are of one network each.
+#[test]
+fn activations_of_another_dtype_reach_both_networks() {
+    let (policy, objective) = (policy(&lora()), objective());
+    for step in [0, 3] {
+        let batch = batch(&roll_out(&policy, &objective, [step; SAMPLES], false));
+        let replay = || batch.replay(&policy, &objective.schedule, &objective.transitions(&batch.steps), false).log_probs;
+        let (exact, rounded) = (replay(), policy.with_activations(DType::BF16, replay));
+        assert!(
+            exact.iter().zip(&rounded).all(|(exact, rounded)| exact != rounded && (exact - rounded).abs() < 0.1),
+            "{exact:?} {rounded:?}"
+        );
+        assert_eq!(exact, replay(), "as before");
+    }
+}
+
 #[test]
 fn a_network_without_a_step_is_left_alone() {
     let (policy, objective) = (policy(&lora()), objective());
