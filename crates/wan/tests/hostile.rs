@@ -3,7 +3,11 @@
 //!
 //! `FLASH_GRPO_FUZZ_SECONDS=600 cargo test --release -p wan --test hostile` spends that long on each parser.
 
+#[path = "common/folder.rs"]
+mod folder;
+
 use burn::tensor::{DType, Device};
+use folder::copy;
 use grpo::random::{Key, Purpose, index_below};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -77,18 +81,6 @@ fn repeatedly(count: usize, mut work: impl FnMut(usize)) {
     while done < count || Instant::now() < end {
         work(done);
         done += 1;
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("folder");
-    for path in std::fs::read_dir(from).expect("folder").map(|entry| entry.expect("entry").path()) {
-        let target = to.join(path.file_name().expect("name"));
-        if path.is_dir() {
-            copy(&path, &target);
-        } else {
-            std::fs::copy(&path, &target).expect("copy");
-        }
     }
 }
 

@@ -174,17 +174,18 @@ impl Reward for OnnxReward {
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let frames: Vec<Vec<Picture>> = batch.iter().map(|sample| selected(sample, self.settings.frames)).collect();
-        let flat: Vec<Picture> = frames.iter().flatten().cloned().collect();
+        let counts: Vec<usize> = frames.iter().map(Vec::len).collect();
+        let flat: Vec<Picture> = frames.into_iter().flatten().collect();
         let scores: Result<Vec<Vec<f64>>, String> = flat.chunks(self.settings.batch_size).map(|pictures| self.scores(pictures)).collect();
         let mut scores = scores.map(|batches| batches.concat().into_iter());
-        let mut one = |(sample, frames): (&Sample<'_>, &Vec<Picture>)| {
+        let mut one = |(sample, &count): (&Sample<'_>, &usize)| {
             let own: Vec<f64> = match &mut scores {
-                Ok(scores) => scores.take(frames.len()).collect(),
+                Ok(scores) => scores.take(count).collect(),
                 Err(reason) => return Err(RewardError::new(self.name(), sample.prompt, reason)),
             };
             Ok(RewardBreakdown::from(self.settings.aggregate.of(&own).unwrap_or(f64::NAN)))
         };
-        batch.iter().zip(&frames).map(&mut one).collect()
+        batch.iter().zip(&counts).map(&mut one).collect()
     }
 }
 

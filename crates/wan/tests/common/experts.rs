@@ -1,5 +1,9 @@
 //! A model folder with two networks, made from one with one.
 
+#[path = "folder.rs"]
+mod folder;
+
+use folder::copy;
 use std::collections::BTreeMap;
 use std::path::Path;
 use wan::weights::{WeightFiles, write_safetensors};
@@ -26,16 +30,4 @@ pub fn two_experts(from: &Path, boundary_ratio: f64) -> tempfile::TempDir {
     let tensors: BTreeMap<_, _> = files.names().map(|name| (name.to_owned(), (files.shape(name).expect("shape"), scaled(name)))).collect();
     write_safetensors(&second.join(WEIGHTS), &tensors, None).expect("write");
     dir
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("folder");
-    for path in std::fs::read_dir(from).expect("folder").map(|entry| entry.expect("entry").path()) {
-        let target = to.join(path.file_name().expect("name"));
-        if path.is_dir() {
-            copy(&path, &target);
-        } else {
-            std::fs::copy(&path, &target).expect("copy");
-        }
-    }
 }
