@@ -1,7 +1,7 @@
 //! How much of a slow reward is hidden behind the sampling of the next rollouts.
 //!
 //! ```text
-//! cargo run --release --workspace --example measure_overlap
+//! cargo run --release --workspace --example measure_overlap -- [MICRO_BATCH]
 //! ```
 //!
 //! A reward that sleeps as long, in all, as the rollouts of an iteration take to sample and decode. One after the other, both phases would add up;
@@ -36,8 +36,9 @@ const ITERATIONS: u64 = 5;
 const ROUNDS: u64 = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let micro_batch: usize = std::env::args().nth(1).map_or(Ok(8), |text| text.parse())?;
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
-    let settings = Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), "rollout.micro_batch=8".into()])?;
+    let settings = Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), format!("rollout.micro_batch={micro_batch}")])?;
     let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
     let mut trainer = Trainer::new(settings, &Device::flex())?;
     // seconds of an iteration, and of its rollouts
