@@ -38,7 +38,8 @@ const ROUNDS: u64 = 3;
 fn main() -> Result<(), Box<dyn Error>> {
     let micro_batch: usize = std::env::args().nth(1).map_or(Ok(8), |text| text.parse())?;
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/moving-shapes");
-    let settings = Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), format!("rollout.micro_batch={micro_batch}")])?;
+    let settings =
+        Settings::load(None, &[format!("model.path={:?}", model.display().to_string()), format!("rollout.micro_batch={micro_batch}")])?;
     let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
     let mut trainer = Trainer::new(settings, &Device::flex())?;
     // seconds of an iteration, and of its rollouts
