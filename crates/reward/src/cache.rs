@@ -52,10 +52,6 @@ impl<R: Reward> Reward for Cached<R> {
         self.inner.identity()
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.inner.leading_frames(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let Some(identity) = self.identity() else { return self.inner.score(batch) };
         let paths: Vec<PathBuf> = batch.iter().map(|sample| self.path(&identity, sample)).collect();

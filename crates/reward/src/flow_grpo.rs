@@ -181,10 +181,6 @@ impl Reward for FlowGrpoReward {
         (!version.is_empty()).then(|| format!("flow-grpo {settings}"))
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let chunks: Vec<&[Sample<'_>]> = batch.chunks(self.settings.batch_size.max(1)).collect();
         let scores = parallel::map(&chunks, self.settings.concurrency, |chunk| {

@@ -57,10 +57,6 @@ impl<R: Reward> Reward for Guarded<R> {
         self.inner.identity()
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.inner.leading_frames(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let scores = self.inner.score(batch);
         if scores.len() != batch.len() {

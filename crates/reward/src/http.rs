@@ -160,10 +160,6 @@ impl Reward for HttpReward {
         Some(format!("http {} {} {frames}", info.name, info.version))
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         self.wire.score(self.name(), batch, |request, key, read| {
             self.client.post("/v1/score", "application/json", request, key).and_then(|answer| read(&answer))

@@ -39,7 +39,7 @@ pub use error::{RewardError, SetupError};
 pub use guarded::Guarded;
 pub use select::FrameSelection;
 pub use shapes_reward::ShapesReward;
-pub use spec::{BuildOptions, RewardEntry, RewardSpec, build};
+pub use spec::{BuildOptions, RewardEntry, RewardSpec, build, leading_frames, samples_at_once};
 pub use stop::Stop;
 pub use weighted::Weighted;
 
@@ -114,12 +114,6 @@ pub trait Reward: Send + Sync {
         None
     }
 
-    /// How many frames from the start of a clip decide its value: of a clip that is cut after them, or later, the value is the same. All of
-    /// them, unless a reward knows better; what comes after them in every reward of a run is not decoded.
-    fn leading_frames(&self, num_frames: usize, _fps: f64) -> usize {
-        num_frames
-    }
-
     /// One result per sample, in order.
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored>;
 }
@@ -139,10 +133,6 @@ impl<R: Reward + ?Sized> Reward for Box<R> {
 
     fn identity(&self) -> Option<String> {
         (**self).identity()
-    }
-
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        (**self).leading_frames(num_frames, fps)
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {

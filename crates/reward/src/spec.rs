@@ -15,7 +15,7 @@ use crate::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
 use crate::http::{HttpReward, HttpSettings};
 use crate::ocr::{OcrReward, OcrSettings};
 use crate::onnx::{OnnxReward, OnnxSettings};
-use crate::{Cached, Guarded, Reward, SetupError, ShapesReward, Stop, Weighted};
+use crate::{Cached, FrameSelection, Guarded, Reward, SetupError, ShapesReward, Stop, Weighted};
 
 /// One `[[reward]]`: what every kind has, and the settings of its own kind beside them.
 ///
@@ -138,7 +138,49 @@ pub fn build(entries: &[RewardEntry], options: &BuildOptions) -> Result<Weighted
     Ok(Weighted::new(entries.iter().map(one).collect::<Result<_, _>>()?))
 }
 
+/// How many frames from the start of a clip decide its rewards: of a clip that is cut after them, or later, the values are the same. What comes
+/// after them is not decoded.
+pub fn leading_frames(entries: &[RewardEntry], num_frames: usize, fps: f64) -> usize {
+    let of = |entry: &RewardEntry| entry.spec.frames().map_or(num_frames, |frames| frames.leading(num_frames, fps));
+    entries.iter().map(of).max().unwrap_or(num_frames)
+}
+
+/// How many samples the rewards like to get together: those that their requests hold at a time. What is sampled is handed over in such pieces,
+/// which begins scoring early and leaves little to wait for at the end.
+pub fn samples_at_once(entries: &[RewardEntry]) -> usize {
+    entries.iter().map(|entry| entry.spec.samples_at_once()).max().unwrap_or(1)
+}
+
 impl RewardSpec {
+    /// Frames that it looks at; `None` where it needs the clip.
+    fn frames(&self) -> Option<FrameSelection> {
+        match self {
+            Self::Shapes {} | Self::MotionSmoothness {} | Self::DynamicDegree {} | Self::TemporalFlicker {} => None,
+            Self::JpegCompressibility(s)
+            | Self::JpegIncompressibility(s)
+            | Self::Brightness(s)
+            | Self::Contrast(s)
+            | Self::EdgeEnergy(s) => Some(s.frames),
+            Self::Http(settings) => Some(settings.frames),
+            Self::Command(settings) => Some(settings.frames),
+            Self::Chat(settings) => Some(settings.frames),
+            Self::FlowGrpo(settings) => Some(settings.frames),
+            Self::Onnx(settings) => Some(settings.frames),
+            Self::Ocr(settings) => Some(settings.frames),
+        }
+    }
+
+    fn samples_at_once(&self) -> usize {
+        match self {
+            Self::Http(settings) => settings.batch_size * settings.concurrency,
+            Self::Command(settings) => settings.batch_size * settings.processes,
+            Self::Chat(settings) => settings.concurrency,
+            Self::FlowGrpo(settings) => settings.batch_size * settings.concurrency,
+            Self::Onnx(settings) => settings.batch_size,
+            _ => 1,
+        }
+    }
+
     /// What stands behind `type` in a recipe.
     pub fn kind(&self) -> String {
         let value = serde_json::to_value(self).ok();

@@ -45,10 +45,6 @@ impl Reward for Weighted {
         self.rewards.iter().try_for_each(|(_, reward)| reward.prepare())
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.rewards.iter().map(|(_, reward)| reward.leading_frames(num_frames, fps)).max().unwrap_or(num_frames)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         // One server is not waited for before the next is asked; the sum is in the order of the recipe all the same.
         let scores = parallel::map(&self.rewards, self.rewards.len(), |(_, reward)| reward.score(batch));

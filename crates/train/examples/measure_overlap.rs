@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A reward that sleeps as long, in all, as the rollouts of an iteration take to sample and decode. One after the other, both phases would add up;
-//! what is left to wait for is the reward of the last micro-batch.
+//! what is left to wait for is a reward of the last clips, and as much as the first took to arrive.
 
 #![allow(clippy::print_stdout)]
 
@@ -32,7 +32,7 @@ impl Reward for Sleepy {
     }
 }
 
-const ITERATIONS: u64 = 5;
+const ITERATIONS: u64 = 10;
 const ROUNDS: u64 = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -43,19 +43,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let samples = settings.rollout.prompts_per_iteration * settings.rollout.group_size;
     let mut trainer = Trainer::new(settings, &Device::flex())?;
     // seconds of an iteration, and of its rollouts
-    let mut seconds = |nap: Duration, from: u64| -> Result<[f64; 2], train::Error> {
+    let seconds = |trainer: &mut Trainer, index: u64, nap: Duration| -> Result<[f64; 2], train::Error> {
         trainer.reward = Weighted::new(vec![(1.0, Box::new(Sleepy(nap)))]);
-        iteration(&mut trainer, from, &mut |_| {})?; // warms up
-        let (start, mut rollouts) = (Instant::now(), 0.0);
-        for index in 1..=ITERATIONS {
-            let phases = iteration(&mut trainer, from + index, &mut |_| {})?.seconds;
-            rollouts += ["rollout", "decode"].iter().filter_map(|phase| phases.get(phase)).sum::<f64>();
-        }
-        Ok([start.elapsed().as_secs_f64(), rollouts].map(|seconds| seconds / ITERATIONS as f64))
+        let start = Instant::now();
+        let phases = iteration(trainer, index, &mut |_| {})?.seconds;
+        let rollouts = ["rollout", "decode"].iter().filter_map(|phase| phases.get(phase)).sum();
+        Ok([start.elapsed().as_secs_f64(), rollouts])
     };
+    seconds(&mut trainer, 0, Duration::ZERO)?; // warms up
     for round in 0..ROUNDS {
-        let [alone, rollouts] = seconds(Duration::ZERO, 200 * round)?;
-        let [together, _] = seconds(Duration::from_secs_f64(rollouts / samples as f64), 200 * round + 100)?;
+        let [mut alone, mut rollouts, mut together] = [0.0; 3];
+        for index in 1..=ITERATIONS {
+            // the same iteration twice, one right after the other
+            let state = trainer.state();
+            let [all, own] = seconds(&mut trainer, round * ITERATIONS + index, Duration::ZERO)?;
+            trainer.restore(state);
+            let [with_reward, _] = seconds(&mut trainer, round * ITERATIONS + index, Duration::from_secs_f64(own / samples as f64))?;
+            (alone, rollouts, together) = (alone + all, rollouts + own, together + with_reward);
+        }
+        let [alone, rollouts, together] = [alone, rollouts, together].map(|seconds| seconds / ITERATIONS as f64);
         println!(
             "an iteration without waiting {alone:.3} s, of that rollouts {rollouts:.3} s; with a reward that takes as long as those {together:.3} s"
         );

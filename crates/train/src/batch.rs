@@ -17,6 +17,12 @@ use reward::{Normalised, RewardBreakdown, Scored, group_normalised, per_reward};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// Samples of a micro-batch that are decoded, and handed to the rewards, together: as many as those like, but at least 2, for on two cores two clips
+/// take as long each as eight do, and a single one a third longer.
+pub(crate) fn decoded_at_once(settings: &Settings) -> usize {
+    reward::samples_at_once(&settings.reward).clamp(2, settings.rollout.micro_batch.max(2))
+}
+
 /// The samples of an iteration: which prompts, which steps.
 pub struct Batch {
     pub(crate) index: u64,
@@ -62,7 +68,8 @@ impl Batch {
     }
 
     /// Rolls out, decodes and scores, micro-batch by micro-batch; a score per sample. Scoring goes on beside the next rollouts, and
-    /// `clock` counts as \"reward\" the time spent waiting for it.
+    /// `clock` counts as \"reward\" the time spent waiting for it. Clips are decoded in as small pieces as the reward likes: it begins
+    /// early, and at the end a piece is waited for rather than a micro-batch.
     ///
     /// `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have changed.
     ///
@@ -82,7 +89,10 @@ impl Batch {
                 trainer.stop.check()?;
                 let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
                 clock.lap("rollout");
-                queue.put(Job { texts: self.texts(trainer, chunk), clips: trainer.decode_for_reward(rollouts.latents.clone())? });
+                for part in pieces(chunk.clone(), decoded_at_once(&trainer.settings)) {
+                    let latents = rollouts.latents.clone().narrow(0, part.start - chunk.start, part.len());
+                    queue.put(Job { texts: self.texts(trainer, &part), clips: trainer.decode_for_reward(latents)? });
+                }
                 clock.lap("decode");
                 done.push(rollouts);
                 watch(Event::Progress(chunk.end as u64));
@@ -95,9 +105,9 @@ impl Batch {
         Ok((rollouts?, scores))
     }
 
-    /// The prompts of a micro-batch.
-    fn texts<'a>(&self, trainer: &'a Trainer, chunk: &Range<usize>) -> Vec<&'a str> {
-        self.prompt_ids[chunk.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
+    /// The prompts of some samples.
+    fn texts<'a>(&self, trainer: &'a Trainer, samples: &Range<usize>) -> Vec<&'a str> {
+        self.prompt_ids[samples.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
     }
 
     /// What each sample did better than the others of its prompt. The rewards are added as they are, or each normalised in its group first.
@@ -207,6 +217,10 @@ impl Batch {
 /// `samples` in `parts` nearly equal consecutive parts, each cut into pieces of at most `size`.
 pub(crate) fn cut(samples: usize, parts: usize, size: usize) -> Vec<Vec<Range<usize>>> {
     let bound = |part: usize| part * samples / parts;
-    let pieces = |from: usize, to: usize| (from..to).step_by(size).map(|start| start..(start + size).min(to)).collect();
-    (0..parts).map(|part| pieces(bound(part), bound(part + 1))).collect()
+    (0..parts).map(|part| pieces(bound(part)..bound(part + 1), size).collect()).collect()
+}
+
+/// Consecutive pieces of at most `size`.
+fn pieces(whole: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    whole.clone().step_by(size).map(move |start| start..(start + size).min(whole.end))
 }

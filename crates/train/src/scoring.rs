@@ -2,14 +2,14 @@
 
 use crate::pool::help_until;
 use reward::{Reward, Sample, Scored};
-use std::cell::Cell;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use video::Frames;
 
-/// Micro-batches of clips that may wait for the reward; then sampling waits, so that memory stays bounded.
-const QUEUE: usize = 2;
+/// Bytes of clips that may wait for the reward, but for a single job, which may always; then sampling waits, so that memory stays bounded.
+const QUEUE_BYTES: usize = 1 << 30;
 
-/// Clips of one micro-batch with their prompts.
+/// Clips with their prompts, to be scored together.
 pub struct Job<'a> {
     /// What was asked for.
     pub texts: Vec<&'a str>,
@@ -17,40 +17,54 @@ pub struct Job<'a> {
     pub clips: Vec<Frames>,
 }
 
-/// Where `produce` puts its jobs. They are scored in order.
-pub struct Queue<'a>(SyncSender<Job<'a>>);
+impl Job<'_> {
+    fn bytes(&self) -> usize {
+        self.clips.iter().map(|clip| size_of_val(clip.data())).sum()
+    }
+}
 
-impl<'a> Queue<'a> {
-    /// Waits where the reward is behind by two jobs.
+/// Where `produce` puts its jobs. They are scored in order.
+pub struct Queue<'a, 'q> {
+    jobs: Sender<Job<'a>>,
+    /// Bytes.
+    waiting: &'q AtomicUsize,
+    /// Whether nobody takes jobs any more.
+    closed: &'q dyn Fn() -> bool,
+}
+
+impl<'a> Queue<'a, '_> {
+    /// Waits where the reward is too far behind.
     pub fn put(&self, job: Job<'a>) {
-        let waiting = Cell::new(Some(job));
-        help_until(|| match waiting.take().map(|job| self.0.try_send(job)) {
-            Some(Err(TrySendError::Full(job))) => {
-                waiting.set(Some(job));
-                false
-            }
-            // the other end outlives `produce`, see `overlapped`
-            _ => true,
+        let bytes = job.bytes();
+        help_until(|| {
+            let waiting = self.waiting.load(Ordering::Acquire);
+            waiting == 0 || waiting + bytes <= QUEUE_BYTES || (self.closed)()
         });
+        self.waiting.fetch_add(bytes, Ordering::AcqRel);
+        let _ = self.jobs.send(job); // fails after a panic of the other thread, which `overlapped` passes on
     }
 }
 
 /// What `produce` returns, and the scores of all jobs that it put, in that order; the jobs are scored on a thread of their own meanwhile.
-pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a>) -> T) -> (T, Vec<Scored>) {
+pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a, '_>) -> T) -> (T, Vec<Scored>) {
+    let waiting = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let (sender, jobs) = sync_channel(QUEUE);
-        let scoring = scope.spawn(move || score_all(reward, &jobs));
-        let queue = Queue(sender);
-        let made = produce(&queue);
-        drop(queue); // no more jobs: the thread ends with the last
+        let (sender, jobs) = channel();
+        let scoring = scope.spawn(|| score_all(reward, jobs, &waiting));
+        let made = produce(&Queue { jobs: sender, waiting: &waiting, closed: &|| scoring.is_finished() });
+        // there are no more jobs: the thread ends with the last
         help_until(|| scoring.is_finished());
         let scores = scoring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (made, scores)
     })
 }
 
-fn score_all(reward: &dyn Reward, jobs: &Receiver<Job<'_>>) -> Vec<Scored> {
-    jobs.iter().flat_map(|job| score(reward, &job.texts, &job.clips)).collect()
+fn score_all(reward: &dyn Reward, jobs: Receiver<Job<'_>>, waiting: &AtomicUsize) -> Vec<Scored> {
+    let taken = |job: Job<'_>| {
+        waiting.fetch_sub(job.bytes(), Ordering::AcqRel);
+        score(reward, &job.texts, &job.clips)
+    };
+    jobs.iter().flat_map(taken).collect()
 }
 
 /// One score per clip.

@@ -152,7 +152,7 @@ impl Trainer {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub fn decode_for_reward(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
-        let frames = self.reward.leading_frames(self.settings.sampling.num_frames, reward::Sample::FPS);
+        let frames = reward::leading_frames(&self.settings.reward, self.settings.sampling.num_frames, reward::Sample::FPS);
         self.decode(self.vae.leading(latents, frames))
     }
 

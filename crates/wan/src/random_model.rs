@@ -89,7 +89,7 @@ impl RandomModel {
             std::fs::create_dir_all(&part).map_err(|e| Error::write(&part, e))?;
         }
         let small = [
-            ("model_index.json", model_index(self.boundary)),
+            ("model_index.json", model_index(self.boundary, self.vae.is_residual)),
             ("scheduler/scheduler_config.json", scheduler_config()),
             ("tokenizer/tokenizer.json", word_tokenizer_json(&self.words.iter().map(String::as_str).collect::<Vec<_>>())),
             ("tokenizer/tokenizer_config.json", WORD_TOKENIZER_CONFIG_JSON.to_owned()),
@@ -201,7 +201,8 @@ fn values(tensor: &Declared, [seed, network]: [u64; 2], chunk: usize, count: usi
     values.into_iter().flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-fn model_index(boundary: Option<Boundary>) -> String {
+/// Of TI2V-5B, the only one with the residual autoencoder, every token has a timestep.
+fn model_index(boundary: Option<Boundary>, expand_timesteps: bool) -> String {
     let mut index = json!({
         "_class_name": "WanPipeline",
         "_diffusers_version": "0.33.0.dev0",
@@ -211,6 +212,9 @@ fn model_index(boundary: Option<Boundary>) -> String {
         "transformer": ["diffusers", "WanTransformer3DModel"],
         "vae": ["diffusers", "AutoencoderKLWan"],
     });
+    if expand_timesteps {
+        index["expand_timesteps"] = true.into();
+    }
     if let Some(boundary) = boundary {
         index["boundary_ratio"] = boundary.ratio().into();
         index[SECOND] = json!(["diffusers", "WanTransformer3DModel"]);

@@ -7,7 +7,7 @@ use common::golden_dir;
 use std::collections::BTreeMap;
 use std::path::Path;
 use wan::experts::Boundary;
-use wan::pipeline::WanPipeline;
+use wan::pipeline::{SampleRequest, WanPipeline};
 use wan::random_model::{Part, RandomModel};
 use wan::transformer::{TransformerConfig, WanTransformer};
 use wan::umt5::Umt5Config;
@@ -52,6 +52,9 @@ fn names_and_shapes_are_those_of_the_released_models() {
     }
     let model = released(TransformerConfig::wan21_1_3b());
     assert_eq!(shapes(model.declared(Part::Vae).expect("declared")), published("wan2.1.vae"));
+    let model = self::model(TransformerConfig::wan22_ti2v_5b(), VaeConfig::wan22(), Umt5Config::xxl(), 1 << 30);
+    assert_eq!(shapes(model.declared(Part::Vae).expect("declared")), published("wan2.2-ti2v-5b.vae"));
+    assert_eq!(model.transformer.num_parameters(), 4_999_787_712);
     // the embedding has two names in the list, for the same values
     let mut text = published("umt5-xxl-encoder");
     text.remove("encoder.embed_tokens.weight").expect("second name");
@@ -101,6 +104,24 @@ fn a_folder_loads_whatever_its_shards() {
     let velocity = pipeline.transformer.forward(latents, &[500.0], &pipeline.transformer.text_context(&text, false));
     let values = velocity.into_data().iter::<f32>().collect::<Vec<_>>();
     assert!(values.iter().all(|v| v.is_finite() && v.abs() < 100.0) && values.iter().any(|v| *v != 0.0), "{values:?}");
+}
+
+/// Wan2.2 TI2V-5B in small: its autoencoder, and a timestep for every token.
+#[test]
+fn a_folder_of_wan22_samples_a_video() {
+    let vae = VaeConfig::read(&golden_dir().join("wan22-vae-tiny/config.json")).expect("config");
+    let tiny = tiny(u64::MAX);
+    let transformer = TransformerConfig { in_channels: vae.z_dim, out_channels: vae.z_dim, ..tiny.transformer.clone() };
+    let dir = write(&RandomModel { transformer, vae, ..tiny });
+    let index = std::fs::read_to_string(dir.path().join("model_index.json")).expect("readable");
+    assert!(index.contains("\"expand_timesteps\": true"), "{index}");
+    let pipeline = WanPipeline::load(dir.path(), &Device::flex(), DType::F32).expect("loads");
+    let request =
+        SampleRequest { prompt: "a".into(), height: 32, width: 64, num_frames: 5, num_inference_steps: 2, ..SampleRequest::default() };
+    let sample = pipeline.sample(&request, &mut |_, _| {}).expect("samples");
+    assert_eq!((sample.latents.dims(), sample.frames.dims()), ([1, 6, 2, 2, 4], [1, 3, 5, 32, 64]));
+    let odd = pipeline.sample(&SampleRequest { height: 48, ..request }, &mut |_, _| {}).expect_err("16 times a patch of 2").to_string();
+    assert!(odd.contains("32"), "{odd}");
 }
 
 #[test]

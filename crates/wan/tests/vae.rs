@@ -101,6 +101,32 @@ fn matches_reference_decode() {
     }
 }
 
+/// Wan2.2's: levels with paths around them, patches of pixels.
+#[test]
+fn matches_reference_wan22() {
+    let reference = Reference::open("wan22_vae");
+    let vae = AutoencoderKlWan::load(&golden("wan22-vae-tiny"), &device(), DType::F32).expect("wan22-vae-tiny");
+    assert_eq!((vae.config.spatial_factor(), vae.config.temporal_factor()), (16, 4));
+    for case in ["f9", "f1", "f5b2"] {
+        let Posterior { mean, logvar } = vae.encode(reference.tensor(&format!("{case}.video")));
+        reference.check(&format!("{case}.mean"), &mean);
+        reference.check(&format!("{case}.logvar"), &logvar);
+        let decoded = vae.decode(reference.tensor(&format!("{case}.latents")));
+        reference.check(&format!("{case}.decoded"), &decoded);
+        if case == "f9" {
+            reference.check("f9.mean_float64", &mean);
+            reference.check("f9.decoded_float64", &decoded);
+        }
+    }
+}
+
+/// The parameters of the released autoencoder of Wan2.2, whose file has 2.82 GB in f32.
+#[test]
+fn wan22_has_the_released_size() {
+    let parameters = wan::vae::num_parameters(&VaeConfig::wan22());
+    assert!((7.04e8..7.05e8).contains(&(parameters as f64)), "{parameters}");
+}
+
 #[test]
 fn matches_reference_statistics() {
     let reference = Reference::open("vae");
@@ -145,8 +171,10 @@ fn matches_reference_intermediates() {
 fn a_clip_in_chunks_equals_the_whole_clip() {
     let video = noise([2, 3, 13, 16, 24]);
     let latents = noise([2, 16, 4, 2, 3]);
-    for temperal_downsample in [vec![false, true, true], vec![true, false, true], vec![false, false, true], vec![false; 3]] {
-        let config = VaeConfig { temperal_downsample, ..small_config() };
+    let of = |temperal_downsample| VaeConfig { temperal_downsample, ..small_config() };
+    let wan21 = [vec![false, true, true], vec![true, false, true], vec![false, false, true], vec![false; 3]].map(of);
+    let wan22 = [vec![false, true, true], vec![true, true, false]].map(|down| VaeConfig { is_residual: true, ..of(down) });
+    for config in wan21.into_iter().chain(wan22) {
         let mut vae = AutoencoderKlWan::random(config, 1, &device()).expect("config");
         vae.max_elements_per_pass = usize::MAX;
         let (encoded, decoded) = (vae.encode(video.clone()).mean, vae.decode_unclamped(latents.clone()));
@@ -230,11 +258,18 @@ fn tempfile_folder() -> PathBuf {
 }
 
 #[test]
-fn refuses_the_autoencoder_of_wan22() {
+fn refuses_sizes_that_do_not_fit() {
     let check = |json: &str| serde_json::from_str::<VaeConfig>(json).expect("json").check();
     assert!(check("{}").is_ok());
-    assert!(check(r#"{"is_residual": true}"#).expect_err("refused").0.contains("is_residual"));
-    assert!(check(r#"{"patch_size": 2}"#).expect_err("refused").0.contains("patch_size"));
+    assert!(VaeConfig::wan22().check().is_ok());
+    assert!(check(r#"{"is_residual": true}"#).is_ok());
+    assert!(check(r#"{"is_residual": true, "dim_mult": [1, 2, 3, 4]}"#).expect_err("refused").0.contains("level 1"));
+    assert!(check(r#"{"is_residual": true, "dim_mult": [1, 1, 1, 2]}"#).expect_err("refused").0.contains("level 3"));
+    assert!(check(r#"{"is_residual": true, "attn_scales": [0.5]}"#).expect_err("refused").0.contains("attn_scales"));
+    assert!(check(r#"{"patch_size": 2}"#).expect_err("refused").0.contains("in_channels"));
+    assert!(check(r#"{"patch_size": 2, "in_channels": 12}"#).expect_err("refused").0.contains("out_channels"));
+    assert!(check(r#"{"patch_size": 0}"#).expect_err("refused").0.contains("patch_size"));
+    assert!(check(r#"{"patch_size": 400000000000000}"#).expect_err("refused").0.contains("patch_size"));
     assert!(check(r#"{"z_dim": 4}"#).expect_err("refused").0.contains("latents_mean"));
     assert!(check(r#"{"dim_mult": [1, 2]}"#).expect_err("refused").0.contains("temperal_downsample"));
 }

@@ -1,7 +1,7 @@
 //! `flash-grpo random-model`: a model folder of a released size with random weights.
 
 use crate::progress;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use wan::experts::Boundary;
@@ -41,7 +41,7 @@ enum Size {
     /// Wan2.2 text-to-video A14B: two networks of the size of 14B
     #[value(name = "t2v-a14b")]
     Experts,
-    /// Wan2.2 text-and-image-to-video 5B; its transformer alone
+    /// Wan2.2 text-and-image-to-video 5B
     #[value(name = "ti2v-5b")]
     TextAndImage,
 }
@@ -53,6 +53,10 @@ impl Size {
             Self::Large | Self::Experts => TransformerConfig::wan21_14b(),
             Self::TextAndImage => TransformerConfig::wan22_ti2v_5b(),
         }
+    }
+
+    fn vae(self) -> VaeConfig {
+        if matches!(self, Self::TextAndImage) { VaeConfig::wan22() } else { VaeConfig::default() }
     }
 
     fn boundary(self) -> Option<Boundary> {
@@ -80,13 +84,10 @@ pub fn run_command(args: &RandomModelArgs) -> Result<()> {
         PartName::Vae => vec![Part::Vae],
         PartName::TextEncoder => vec![Part::TextEncoder],
     };
-    if matches!(args.size, Size::TextAndImage) && args.parts.iter().any(|part| *part != PartName::Transformer) {
-        bail!("`--size ti2v-5b` is of the transformer alone: its autoencoder is not supported\nhint: add `--parts transformer`");
-    }
     let model = RandomModel {
         transformer: args.size.transformer(),
         boundary,
-        vae: VaeConfig::default(),
+        vae: args.size.vae(),
         text_encoder: Umt5Config::xxl(),
         words: shapes::all_captions()
             .iter()

@@ -45,10 +45,6 @@ impl Reward for FrameReward {
         self.measure.name()
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         batch.par_iter().map(|sample| self.score_one(sample)).collect()
     }

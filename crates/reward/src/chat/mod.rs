@@ -181,10 +181,6 @@ impl Reward for ChatReward {
         serde_json::to_string(&settings).ok().map(|settings| format!("chat {settings}"))
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let one = |sample: &Sample<'_>| self.score_one(sample).map_err(|reason| RewardError::new(self.name(), sample.prompt, reason));
         parallel::map(batch, self.settings.concurrency, one)

@@ -135,10 +135,6 @@ impl Reward for CommandReward {
         Some(format!("command {settings} {}", files.join(" ")))
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         self.wire.score(self.name(), batch, |request, _, read| self.pool.exchange(request, read))
     }

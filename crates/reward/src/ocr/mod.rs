@@ -146,10 +146,6 @@ impl Reward for OcrReward {
         Some(self.identity.clone())
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let one = |sample: &Sample<'_>| self.score_one(sample).map_err(|reason| RewardError::new(self.name(), sample.prompt, reason));
         batch.iter().map(one).collect()

@@ -168,10 +168,6 @@ impl Reward for OnnxReward {
         Some(self.identity.clone())
     }
 
-    fn leading_frames(&self, num_frames: usize, fps: f64) -> usize {
-        self.settings.frames.leading(num_frames, fps)
-    }
-
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         let frames: Vec<Vec<Picture>> = batch.iter().map(|sample| selected(sample, self.settings.frames)).collect();
         let counts: Vec<usize> = frames.iter().map(Vec::len).collect();

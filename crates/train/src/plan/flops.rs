@@ -81,6 +81,8 @@ pub(super) struct DecoderLayer {
     pub residual: bool,
     /// How often its input's places are repeated.
     pub enlarge: u64,
+    /// Values for each of its frames that go around its level meanwhile (Wan2.2).
+    pub around: u64,
 }
 
 impl DecoderLayer {
@@ -97,7 +99,7 @@ impl DecoderLayer {
         let base = config.decoder_dim() as u64;
         let dims: Vec<u64> = config.dim_mult.iter().map(|mult| base * *mult as u64).collect();
         let lowest = dims[dims.len() - 1];
-        let mut layers = Layers { list: Vec::new(), frames: f, places: h * w };
+        let mut layers = Layers { list: Vec::new(), frames: f, places: h * w, around: 0 };
         layers.conv(config.z_dim as u64, config.z_dim as u64, [1, 1]);
         layers.conv(config.z_dim as u64, lowest, [3, 9]);
         layers.residual(lowest, lowest);
@@ -107,13 +109,17 @@ impl DecoderLayer {
         layers.residual(lowest, lowest);
         let mut channels = lowest;
         for level in (0..dims.len()).rev() {
+            let doubles_time = level > 0 && config.temperal_downsample[level - 1];
+            layers.around =
+                if config.is_residual && level > 0 { layers.places * 4 * dims[level] * (1 + u64::from(doubles_time)) } else { 0 };
             for _ in 0..=config.num_res_blocks {
                 layers.residual(channels, dims[level]);
                 channels = dims[level];
             }
             if level > 0 {
-                layers.upsample(channels, config.temperal_downsample[level - 1]);
-                channels /= 2;
+                let outputs = config.upsampled(channels);
+                layers.upsample(channels, outputs, doubles_time);
+                channels = outputs;
             }
         }
         layers.conv(channels, config.out_channels as u64, [3, 9]);
@@ -125,12 +131,13 @@ struct Layers {
     list: Vec<DecoderLayer>,
     frames: u64,
     places: u64,
+    around: u64,
 }
 
 impl Layers {
     fn layer(&self, inputs: u64, outputs: u64, taps: [u64; 2]) -> DecoderLayer {
-        let (frames, places) = (self.frames, self.places);
-        DecoderLayer { inputs, outputs, taps, frames, places, attends: false, residual: false, enlarge: 1 }
+        let Self { frames, places, around, .. } = *self;
+        DecoderLayer { inputs, outputs, taps, frames, places, attends: false, residual: false, enlarge: 1, around }
     }
 
     fn push(&mut self, layer: DecoderLayer) {
@@ -150,14 +157,15 @@ impl Layers {
         }
     }
 
-    fn upsample(&mut self, channels: u64, doubles_time: bool) {
+    fn upsample(&mut self, channels: u64, outputs: u64, doubles_time: bool) {
         if doubles_time && self.frames > 1 {
             // the first frame stays one
             self.push(DecoderLayer { frames: self.frames - 1, ..self.layer(channels, 2 * channels, [3, 1]) });
             self.frames = 2 * self.frames - 1;
+            self.around /= 2;
         }
         self.places *= 4;
-        self.push(DecoderLayer { enlarge: 4, ..self.layer(channels, channels / 2, [1, 9]) });
+        self.push(DecoderLayer { enlarge: 4, ..self.layer(channels, outputs, [1, 9]) });
     }
 }
 

@@ -10,6 +10,7 @@
 
 use super::flops::DecoderLayer;
 use super::sizes::{ModelSizes, TextLength, Trained};
+use crate::batch::decoded_at_once;
 use crate::settings::{MixedPrecision, Settings};
 use serde::Serialize;
 use wan::guidance::GuidanceBatching;
@@ -71,7 +72,7 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
     vec![
         PhaseMemory::new("text", text(model, &load.text)),
         with("rollout", vec![("text keys and values", rows.text(model, load)), ("activations", rollout(model, load, &rows))]),
-        with("decode", vec![("activations", decode(model, load, settings.rollout.micro_batch as u64))]),
+        with("decode", vec![("activations", decode(model, load, settings.rollout.micro_batch.min(decoded_at_once(settings)) as u64))]),
         with("update", update(settings, model, load, &rows)),
     ]
 }
@@ -184,13 +185,13 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
 /// Elements beyond which a clip is decoded in chunks of time (`AutoencoderKlWan::max_elements_per_pass`).
 const MAX_ELEMENTS: u64 = 1 << 26;
 
-/// The widest layer (its input with two frames of context, its output, its block's input), the frames that every convolution in time
+/// The widest layer (its input with two frames of context, its output, its block's input, what goes around its level), the frames that every convolution in time
 /// remembers between chunks, and the video.
 fn decode(model: &ModelSizes, load: &Load, batch: u64) -> u64 {
     let [f, h, w] = load.latents;
     let config = &model.vae;
-    let pixels = h * w * (config.spatial_factor() as u64).pow(2);
-    let per_latent_frame = batch * pixels * config.decoder_dim() as u64 * config.temporal_factor() as u64;
+    let places = h * w * ((config.spatial_factor() / config.patch()) as u64).pow(2);
+    let per_latent_frame = batch * places * config.decoder_dim() as u64 * config.temporal_factor() as u64;
     let chunk = (MAX_ELEMENTS / per_latent_frame.max(1)).clamp(1, f);
     let chunked = chunk < f;
     let layers = DecoderLayer::all(config, load.latents);
@@ -201,11 +202,11 @@ fn decode(model: &ModelSizes, load: &Load, batch: u64) -> u64 {
         let input = (frames + context) * layer.places / layer.enlarge * layer.inputs;
         let scores = if layer.attends { layer.places * layer.places } else { 0 };
         let kept = if layer.residual { frames * layer.places * layer.outputs } else { 0 };
-        input + frames * layer.places * layer.outputs + kept + scores
+        input + frames * (layer.places * layer.outputs + layer.around) + kept + scores
     };
     let widest = layers.iter().map(width).max().unwrap_or(0);
     let context = |layer: &DecoderLayer| if layer.taps[0] > 1 { (layer.taps[0] - 1) * layer.places * layer.inputs } else { 0 };
     let remembered = if chunked { layers.iter().map(context).sum() } else { 0 };
-    let video = 2 * load.frames * pixels * config.out_channels as u64;
+    let video = 2 * load.frames * places * config.out_channels as u64;
     F32 * batch * (widest + remembered + video)
 }

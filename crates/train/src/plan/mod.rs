@@ -18,7 +18,6 @@ use crate::error::Result;
 use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
 use grpo::GroupLayout;
-use reward::{BuildOptions, Reward, Sample};
 use serde::Serialize;
 
 /// What the run has to its disposal.
@@ -239,7 +238,8 @@ impl Flops {
         let text = flops::encode_text(&model.text_encoder, tokens, work.text.longest);
         let branches = work.branches as f64;
         let rollout_phase = work.velocities * branches * forward.total();
-        let leading = model.vae.leading_latent_frames(leading_frames(settings)) as u64;
+        let frames = reward::leading_frames(&settings.reward, settings.sampling.num_frames, reward::Sample::FPS);
+        let leading = model.vae.leading_latent_frames(frames) as u64;
         let decode_phase = work.samples as f64 * flops::decode(&model.vae, [leading.min(f), h, w]);
         // what sampling kept has been through the network once already
         let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
@@ -249,13 +249,6 @@ impl Flops {
         let run = text + iterations + work.evaluations as f64 * evaluation;
         Self { forward, update, decode, text, rollout_phase, decode_phase, update_phase, evaluation, run }
     }
-}
-
-/// Frames of a rollout that the rewards look at; all where a reward cannot be set up here.
-fn leading_frames(settings: &Settings) -> usize {
-    let frames = settings.sampling.num_frames;
-    let reward = reward::build(&settings.reward, &BuildOptions::default());
-    reward.map_or(frames, |reward| reward.leading_frames(frames, Sample::FPS))
 }
 
 impl Seconds {

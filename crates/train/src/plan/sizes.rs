@@ -39,10 +39,10 @@ impl ModelSizes {
         }
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let Some(transformer) = TransformerConfig::released(&name) else {
-            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`";
+            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
         };
-        Ok(Self { transformer, boundary: Boundary::released(&name), vae: VaeConfig::default(), text_encoder: Umt5Config::xxl() })
+        Ok(Self { transformer, boundary: Boundary::released(&name), vae: VaeConfig::released(&name), text_encoder: Umt5Config::xxl() })
     }
 
     /// Velocity networks: one, or two of the same size.

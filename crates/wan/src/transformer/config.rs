@@ -67,11 +67,12 @@ impl TransformerConfig {
     }
 
     /// The sizes of a released text-to-video model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
-    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`): enough to plan a run on a machine that does not have it.
+    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`): enough to plan a run on a machine that does not have it.
     pub fn released(folder: &str) -> Option<Self> {
         match folder.to_ascii_lowercase() {
             // each of its two networks
             name if name.contains("wan2.2-t2v-a14b") => Some(Self::wan21_14b()),
+            name if name.contains("wan2.2-ti2v-5b") => Some(Self::wan22_ti2v_5b()),
             name if !name.contains("wan2.1-t2v") => None,
             name if name.contains("1.3b") => Some(Self::wan21_1_3b()),
             name if name.contains("14b") => Some(Self::wan21_14b()),
@@ -89,7 +90,7 @@ impl TransformerConfig {
         Self::wan21(40, 13824, 40)
     }
 
-    /// Wan2.2 text-and-image-to-video 5B. (Its autoencoder is not supported.)
+    /// Wan2.2 text-and-image-to-video 5B.
     pub fn wan22_ti2v_5b() -> Self {
         Self { in_channels: 48, out_channels: 48, ..Self::wan21(24, 14336, 30) }
     }

@@ -1,6 +1,6 @@
 //! The parts encoder and decoder are made of: norm, residual block, attention, resampling.
 //!
-//! Legend: `B` batch, `C` channels, `F` frames, `H` height, `W` width.
+//! Legend: `B` batch, `C` channels, `O` output channels, `F` frames, `H` height, `W` width.
 
 use super::causal_conv::{CausalConv3d, FrameConv, Geometry, norm_channels};
 use super::pass::Pass;
@@ -177,7 +177,7 @@ impl Downsample {
     }
 }
 
-/// Doubles height and width, halves the channels and, if asked for, doubles the frame rate.
+/// Doubles height and width, changes the channels and, if asked for, doubles the frame rate.
 #[derive(Debug)]
 pub struct Upsample {
     space: FrameConv,
@@ -185,15 +185,15 @@ pub struct Upsample {
 }
 
 impl Upsample {
-    /// A layer from `channels` to `channels / 2`.
-    pub fn new(w: &Weights, channels: usize, doubles_time: bool) -> Self {
+    /// A layer from `channels` to `outputs`.
+    pub fn new(w: &Weights, channels: usize, outputs: usize, doubles_time: bool) -> Self {
         Self {
-            space: FrameConv::new(&w.sub("resample.1"), channels, channels / 2, 3, Geometry::DOUBLE_FRAME),
+            space: FrameConv::new(&w.sub("resample.1"), channels, outputs, 3, Geometry::DOUBLE_FRAME),
             time: doubles_time.then(|| CausalConv3d::new(&w.sub("time_conv"), channels, 2 * channels, [3, 1, 1])),
         }
     }
 
-    /// x [B, C, F, H, W] -> [B, C/2, F', 2H, 2W]. The first frame of the clip stays one; every other gives two.
+    /// x [B, C, F, H, W] -> [B, O, F', 2H, 2W]. The first frame of the clip stays one; every other gives two.
     pub fn forward(&self, x: Tensor<5>, pass: &mut Pass<'_>) -> Tensor<5> {
         self.space.forward(self.double_rate(x, pass))
     }

@@ -6,6 +6,7 @@ use super::blocks::{ChannelNorm, MidBlock, ResidualBlock, Upsample};
 use super::causal_conv::CausalConv3d;
 use super::config::VaeConfig;
 use super::pass::Pass;
+use super::shortcut::{Factors, RepeatUp};
 use crate::weights::Weights;
 use burn::tensor::Tensor;
 
@@ -24,6 +25,8 @@ pub struct Decoder {
 struct UpBlock {
     resnets: Vec<ResidualBlock>,
     upsample: Option<Upsample>,
+    /// Around all of it, in Wan2.2.
+    shortcut: Option<RepeatUp>,
 }
 
 impl Decoder {
@@ -57,11 +60,15 @@ impl Decoder {
 
 impl UpBlock {
     fn forward(&self, mut x: Tensor<5>, pass: &mut Pass<'_>) -> Tensor<5> {
+        let around = self.shortcut.map(|shortcut| shortcut.forward(x.clone(), pass.is_first_chunk()));
         for resnet in &self.resnets {
             x = resnet.forward(x, pass);
         }
-        match &self.upsample {
-            Some(upsample) => upsample.forward(x, pass),
+        if let Some(upsample) = &self.upsample {
+            x = upsample.forward(x, pass);
+        }
+        match around {
+            Some(around) => x + around,
             None => x,
         }
     }
@@ -80,11 +87,15 @@ fn build_up_blocks(w: &Weights, config: &VaeConfig) -> Vec<UpBlock> {
             channels = outputs;
         }
         // Upwards, the time is doubled where the encoder halved it on its way down.
-        let upsample = (level > 0).then(|| Upsample::new(&w.sub("upsamplers.0"), outputs, config.temperal_downsample[level - 1]));
-        if upsample.is_some() {
-            channels = outputs / 2;
-        }
-        blocks.push(UpBlock { resnets, upsample });
+        let doubles_time = level > 0 && config.temperal_downsample[level - 1];
+        let name = if config.is_residual { "upsampler" } else { "upsamplers.0" };
+        let upsample = (level > 0).then(|| {
+            channels = config.upsampled(outputs);
+            Upsample::new(&w.sub(name), outputs, channels, doubles_time)
+        });
+        let factors = Factors { time: 1 + usize::from(doubles_time), space: 2 };
+        let shortcut = (config.is_residual && level > 0).then_some(RepeatUp { factors, outputs });
+        blocks.push(UpBlock { resnets, upsample, shortcut });
     }
     blocks
 }

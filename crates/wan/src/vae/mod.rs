@@ -1,4 +1,4 @@
-//! The causal video autoencoder of Wan2.1 (`AutoencoderKLWan`): video in [-1, 1] to latents and back.
+//! The causal video autoencoder of Wan2.1 and Wan2.2 (`AutoencoderKLWan`): video in [-1, 1] to latents and back.
 //!
 //! Time is compressed so that the first frame stands alone: `1 + k s` frames give `1 + k` latent frames (s = 4 for
 //! Wan2.1). The network is causal, so a clip can be processed at once or in chunks with equal results (`pass.rs`).
@@ -13,6 +13,7 @@ mod decoder;
 mod encoder;
 mod fast_conv;
 mod pass;
+mod shortcut;
 mod tiling;
 
 pub use config::VaeConfig;
@@ -27,6 +28,7 @@ use causal_conv::CausalConv3d;
 use decoder::Decoder;
 use encoder::Encoder;
 use pass::Pass;
+use shortcut::{channels_to_patches, patches_to_channels};
 use std::path::Path;
 
 /// A normal distribution of latents.
@@ -208,10 +210,13 @@ impl AutoencoderKlWan {
         let [batch, _, frames, height, width] = video.dims();
         let factor = self.config.spatial_factor();
         assert!(height.is_multiple_of(factor) && width.is_multiple_of(factor), "{height}x{width} is no multiple of {factor}");
+        let patch = self.config.patch();
+        let video = if patch > 1 { patches_to_channels(video, patch) } else { video };
+        let places = height * width / (patch * patch);
         let latent_frames = self.config.latent_frames(frames);
         let mut pass = Pass::new(observer);
         let mut parts = Vec::new();
-        let chunks = self.chunks(latent_frames, batch * height * width * self.config.base_dim);
+        let chunks = self.chunks(latent_frames, batch * places * self.config.base_dim);
         for (i, (start, end)) in chunks.iter().enumerate() {
             pass.start_chunk(i, *end == latent_frames);
             let from = if *start == 0 { 0 } else { self.config.frames(*start) };
@@ -223,16 +228,18 @@ impl AutoencoderKlWan {
 
     fn decode_whole(&self, latents: Tensor<5>, observer: Option<Observer<'_>>) -> Tensor<5> {
         let [batch, _, latent_frames, height, width] = latents.dims();
-        let pixels = height * width * self.config.spatial_factor().pow(2);
+        let patch = self.config.patch();
+        let places = height * width * (self.config.spatial_factor() / patch).pow(2);
         let latents = self.post_quant_conv.forward_pointwise(latents);
         let mut pass = Pass::new(observer);
         let mut parts = Vec::new();
-        let chunks = self.chunks(latent_frames, batch * pixels * self.config.decoder_dim());
+        let chunks = self.chunks(latent_frames, batch * places * self.config.decoder_dim());
         for (i, (start, end)) in chunks.iter().enumerate() {
             pass.start_chunk(i, *end == latent_frames);
             parts.push(self.decoder.forward(latents.clone().narrow(2, *start, end - start), &mut pass));
         }
-        join(parts)
+        let video = join(parts);
+        if patch > 1 { channels_to_patches(video, patch) } else { video }
     }
 
     /// Ranges of latent frames that go through the network together.
