@@ -23,5 +23,5 @@ ln -s libcuda.so.1 "$work/libcuda.so"
 cp -r tools/cuda_check/cubecl-llvm "$work/cubecl-llvm" # outside of the workspace, of which it is no part
 
 export CARGO_INCREMENTAL=0 CUDARC_CUDA_VERSION=13000
-cargo build --release -p train --example kernels --features train/cuda-cpp --config "patch.crates-io.cubecl-llvm.path='$work/cubecl-llvm'"
-CUDA_PATH=$toolkit LD_LIBRARY_PATH=$work:$toolkit/lib CUDA_CHECK_REPORT=1 "$target/release/examples/kernels"
+cargo build --profile device --workspace --example kernels --features train/cuda-cpp --config "patch.crates-io.cubecl-llvm.path='$work/cubecl-llvm'"
+CUDA_PATH=$toolkit LD_LIBRARY_PATH=$work:$toolkit/lib CUDA_CHECK_REPORT=1 "$target/device/examples/kernels"

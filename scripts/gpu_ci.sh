@@ -4,8 +4,7 @@
 #   scripts/gpu_ci.sh [DEVICE]     as `--device` names it; default: wgpu
 #
 # Where there is no GPU, `vulkan` and `wgpu` mean Mesa's software driver, which computes on the processor (Debian and Ubuntu: mesa-vulkan-drivers
-# libvulkan1, installed here if that is allowed). The engine is built once more for the device, which takes long: .ci/run does this only with
-# FLASH_GRPO_GPU_CI=1.
+# libvulkan1, installed here if that is allowed; exit code 3 where neither is there). The engine is built once more for the device.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=${1:-wgpu}
@@ -24,7 +23,7 @@ if { [ "$feature" = vulkan ] || [ "$feature" = wgpu ]; } && ! compgen -G '/dev/d
     fi
     if [ ! -e "${driver[0]}" ]; then
         echo "no GPU, and no software driver could be installed: nothing was tested" >&2
-        exit 1
+        exit 3
     fi
     # the new name of the variable and the old one
     export VK_DRIVER_FILES=${driver[0]} VK_ICD_FILENAMES=${driver[0]} XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$work}
@@ -40,12 +39,14 @@ if { [ "$feature" = vulkan ] || [ "$feature" = wgpu ]; } && ! compgen -G '/dev/d
     fi
 fi
 
-packages=(--release -p wan -p train -p flash-grpo --features "flash-grpo/$feature" "${config[@]}")
-run() { cargo run --release -p flash-grpo --features "flash-grpo/$feature" "${config[@]}" --quiet -- "$@"; }
+# one build of the engine for all that follows
+build=(--profile device --workspace --features "flash-grpo/$feature" "${config[@]}")
+tests=(--test transformer --test vae --test text --test solver --test pipeline --test reference_update)
+program=${CARGO_TARGET_DIR:-target}/device/flash-grpo
+cargo build "${build[@]}" --bin flash-grpo
 # the tests of `device` (in the library) ask for every backend
-cargo test "${packages[@]}" --lib -- device::
-cargo test "${packages[@]}" --test transformer --test vae --test text --test solver --test pipeline --test reference_update --no-fail-fast \
-    -- --test-threads 1 matches_reference attention_backward collapsed_padding on_policy_ratio
-run doctor
-run train --device "$device" --output-dir "$work/run" --set train.iterations=1 --set rollout.prompts_per_iteration=2 --set eval.num_prompts=2 \
-    --set eval.samples_per_prompt=1 --set eval.videos=1
+cargo test "${build[@]}" --lib -- device::
+cargo test "${build[@]}" "${tests[@]}" --no-fail-fast -- --test-threads 1 matches_reference attention_backward collapsed_padding on_policy_ratio
+"$program" doctor
+"$program" train --device "$device" --output-dir "$work/run" --set train.iterations=1 --set rollout.prompts_per_iteration=2 \
+    --set eval.num_prompts=2 --set eval.samples_per_prompt=1 --set eval.videos=1

@@ -2,37 +2,59 @@
 //! memory of each phase with the plan. The reward is the mean brightness of the video: models with random weights show nothing else.
 //!
 //! ```text
-//! rehearse RECIPE [KEY=VALUE ..]
+//! rehearse [--device DEVICE] RECIPE [KEY=VALUE ..]
 //! ```
 //!
-//! Prints one line of JSON for each phase. Peaks are read from /proc, so on Linux alone.
+//! Prints one line of JSON for each phase. Peaks are read from /proc on the CPU, so on Linux alone; on CUDA they are what nvidia-smi says of the first
+//! card, several times a second. Elsewhere than on the CPU, everything is done twice, because the first time compiles the kernels, and the second
+//! is set against the rate of the device's own matrix products.
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor};
 use reward::{Reward, RewardBreakdown, RewardError, Sample, Weighted};
+use std::collections::BTreeMap;
 use std::io::Write;
-use std::time::Instant;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use train::events::Event;
 use train::iteration::iteration;
 use train::plan::{Machine, ModelSizes, Plan, TextLength};
 use train::settings::Settings;
 use train::trainer::Trainer;
+use wan::device::{Backend, DeviceChoice, is_cpu};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let (recipe, overrides) = args.split_first().expect("usage: rehearse RECIPE [KEY=VALUE ..]");
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let mut choice = DeviceChoice::default();
+    if args.first().is_some_and(|arg| arg == "--device") && args.len() > 1 {
+        choice = args[1].parse().unwrap_or_else(|error| panic!("{error}"));
+        args.drain(..2);
+    }
+    let opened = choice.open().unwrap_or_else(|error| panic!("{error}"));
+    let (recipe, overrides) = args.split_first().expect("usage: rehearse [--device DEVICE] RECIPE [KEY=VALUE ..]");
     let settings = Settings::load(Some(recipe.as_ref()), overrides).unwrap_or_else(|error| panic!("{error}"));
     let model = ModelSizes::of(&settings).expect("sizes");
     let plan = Plan::new(&settings, &model, TextLength::of(&settings), Machine::default()).expect("plan");
-    let mut phases = Phases { plan, start: Instant::now() };
-    let mut trainer = Trainer::new(settings, &Device::flex()).unwrap_or_else(|error| panic!("{error}"));
+    let mut phases = Phases { plan, start: Instant::now(), peak: Peak::of(opened.choice) };
+    let mut trainer = Trainer::new(settings, &opened.device).unwrap_or_else(|error| panic!("{error}"));
     trainer.reward = Weighted::new(vec![(1.0, Box::new(Brightness))]);
     phases.end("load");
+    rehearse(&mut trainer, &mut phases, 0);
+    if !is_cpu(&opened.device) {
+        let seconds = rehearse(&mut trainer, &mut phases, 1);
+        print_rates(&phases.plan, &seconds, &opened.name, &opened.device);
+    }
+}
+
+/// An iteration; seconds of its phases.
+fn rehearse(trainer: &mut Trainer, phases: &mut Phases, index: u64) -> BTreeMap<&'static str, f64> {
     let mut running = String::new();
-    let metrics = iteration(&mut trainer, 0, &mut |event| match event {
+    let metrics = iteration(trainer, index, &mut |event| match event {
         Event::Phase { name, .. } => {
             if name == "update" {
                 phases.end("decode");
@@ -49,28 +71,61 @@ fn main() {
         "grad_norm": metrics.grad_norm,
         "reward_std": metrics.reward_std,
         "updates": trainer.optimizer.updates,
+        "seconds": metrics.seconds,
     }));
+    metrics.seconds
+}
+
+/// Operations of each phase for a second, and as a share of what products of large matrices reach on the same device.
+fn print_rates(plan: &Plan, seconds: &BTreeMap<&'static str, f64>, name: &str, device: &Device) {
+    let matrix = |dtype| matrix_rate(device, dtype);
+    let rates = [("f32", matrix(DType::F32)), ("bf16", if device.supports_dtype(DType::BF16) { matrix(DType::BF16) } else { 0.0 })];
+    let best = rates.iter().fold(0.0, |best: f64, (_, rate)| best.max(*rate));
+    print(&serde_json::json!({
+        "device": name,
+        "matrix_tflops": BTreeMap::from(rates.map(|(dtype, rate)| (dtype, rate / 1e12))),
+    }));
+    let flops = &plan.flops;
+    for (phase, flops) in [("rollout", flops.rollout_phase), ("decode", flops.decode_phase), ("update", flops.update_phase)] {
+        let rate = flops / seconds.get(phase).copied().unwrap_or(f64::NAN);
+        print(&serde_json::json!({ "phase": phase, "tflop": flops / 1e12, "tflops": rate / 1e12, "share_of_matrix_rate": rate / best }));
+    }
+    let velocities = plan.work.velocities * plan.work.branches as f64;
+    print(&serde_json::json!({ "seconds_of_a_forward": seconds.get("rollout").map(|seconds| seconds / velocities) }));
+}
+
+/// Operations a second of products of square matrices; the best of five.
+fn matrix_rate(device: &Device, dtype: DType) -> f64 {
+    const SIDE: usize = 4096;
+    let matrix: Tensor<2> = Tensor::ones([SIDE, SIDE], (device, dtype));
+    let seconds = || {
+        const PRODUCTS: i32 = 8;
+        let start = Instant::now();
+        let product = (0..PRODUCTS).fold(matrix.clone(), |product, _| product.matmul(matrix.clone()).mul_scalar(1.0 / SIDE as f32));
+        let _ = product.narrow(0, 0, 1).into_data(); // waits for it
+        start.elapsed().as_secs_f64() / f64::from(PRODUCTS)
+    };
+    2.0 * (SIDE as f64).powi(3) / (0..5).map(|_| seconds()).fold(f64::INFINITY, f64::min)
 }
 
 /// What each phase took, beside what was planned.
 struct Phases {
     plan: Plan,
     start: Instant,
+    peak: Peak,
 }
 
 impl Phases {
     fn end(&mut self, phase: &str) {
         let planned = self.plan.memory.iter().find(|planned| planned.phase == phase).map(|planned| planned.total >> 20);
-        let peak = peak_mib();
+        let peak = self.peak.take_mib();
         print(&serde_json::json!({
             "phase": phase,
             "seconds": self.start.elapsed().as_secs_f64(),
             "peak_mib": peak,
             "planned_mib": planned,
-            "planned_to_measured": planned.map(|planned| planned as f64 / peak as f64),
+            "planned_to_measured": planned.zip(peak).map(|(planned, peak)| planned as f64 / peak as f64),
         }));
-        // the peak of the next phase starts here
-        let _ = std::fs::write("/proc/self/clear_refs", "5");
         self.start = Instant::now();
     }
 }
@@ -79,11 +134,53 @@ fn print(line: &serde_json::Value) {
     let _ = std::io::stdout().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Largest resident memory since it was last reset, in MiB.
-fn peak_mib() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) / 1024
+/// Where the largest memory since the last look comes from.
+enum Peak {
+    /// Resident memory of this process.
+    Process,
+    /// Memory of the card, watched by a thread. MiB
+    Card(Arc<AtomicU64>),
+    Unknown,
+}
+
+impl Peak {
+    fn of(choice: DeviceChoice) -> Self {
+        match choice {
+            DeviceChoice::Of(Backend::Cpu, _) => Self::Process,
+            DeviceChoice::Of(Backend::Cuda, _) => {
+                let peak = Arc::new(AtomicU64::new(0));
+                let seen = peak.clone();
+                std::thread::spawn(move || {
+                    while let Some(used) = card_mib() {
+                        seen.fetch_max(used, Ordering::Relaxed);
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                });
+                Self::Card(peak)
+            }
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The peak in MiB; that of the next phase starts here.
+    fn take_mib(&self) -> Option<u64> {
+        match self {
+            Self::Process => {
+                let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+                let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+                let _ = std::fs::write("/proc/self/clear_refs", "5");
+                line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map(|kib| kib / 1024)
+            }
+            Self::Card(peak) => Some(peak.swap(0, Ordering::Relaxed)).filter(|peak| *peak > 0),
+            Self::Unknown => None,
+        }
+    }
+}
+
+fn card_mib() -> Option<u64> {
+    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
+    let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
 /// Mean of all values of a clip.
