@@ -18,8 +18,8 @@ for package in nvrtc runtime crt cccl; do packages+=("nvidia-cuda-$package==13.0
 "$venv/bin/python" -m pip install --quiet "${packages[@]}"
 toolkit=$(dirname "$(dirname "$(find "$(realpath "$venv")" -name libnvrtc.so.13 | head -1)")")
 
-cc -shared -fPIC -O1 -o "$work/libcuda.so.1" tools/cuda_check/driver.c
-ln -s libcuda.so.1 "$work/libcuda.so"
+# under this name alone: NVRTC asks a libcuda.so.1 for tables that only the real one has
+cc -shared -fPIC -O1 -o "$work/libcuda.so" tools/cuda_check/driver.c
 cp -r tools/cuda_check/cubecl-llvm "$work/cubecl-llvm" # outside of the workspace, of which it is no part
 
 export CARGO_INCREMENTAL=0 CUDARC_CUDA_VERSION=13000

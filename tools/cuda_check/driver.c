@@ -1,4 +1,4 @@
-// A libcuda.so.1 that pretends to be one H200 in host memory: allocations and copies are real, kernels are accepted and not run.
+// A libcuda.so that pretends to be one H200 in host memory: allocations and copies are real, kernels are accepted and not run.
 //
 // With it every kernel that a program generates can be compiled by the real NVRTC on a machine without a GPU (scripts/cuda_check.sh).
 // CUDA_CHECK_REPORT=1 prints at exit how many modules were loaded and kernels launched; CUDA_CHECK_DUMP=FOLDER keeps the PTX of each module.

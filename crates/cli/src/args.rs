@@ -41,5 +41,5 @@ pub enum Command {
     /// List the devices that can compute, and let each of them try.
     Doctor(commands::doctor::DoctorArgs),
     /// Make a video from a prompt.
-    Sample(commands::sample::SampleArgs),
+    Sample(Box<commands::sample::SampleArgs>),
 }

@@ -77,7 +77,14 @@ impl Bench {
 
     fn conditioning(&self, guidance_scale: f64) -> Conditioning {
         let negative = Some(self.negative.clone());
-        Conditioning { prompts: self.text.clone(), negative, prompt_of: (0..BATCH).collect(), guidance_scale, guidance_scale_2: None }
+        Conditioning {
+            prompts: self.text.clone(),
+            negative,
+            prompt_of: (0..BATCH).collect(),
+            guidance_scale,
+            guidance_scale_2: None,
+            image: None,
+        }
     }
 
     fn roll_out(&self) {

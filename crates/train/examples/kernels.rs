@@ -55,6 +55,7 @@ fn iteration(device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {
             prompt_of: vec![0, 0, 1, 1],
             guidance_scale: 4.5,
             guidance_scale_2: None,
+            image: None,
         },
         shares: Shares { plans: &plans, leaders: &leaders, suffix: None },
         retain: false,

@@ -89,8 +89,14 @@ fn batch(tokens: usize, guidance_scale: f64) -> TransitionBatch {
     let (rows, columns) = (32, tokens / 32);
     let shape = [1, 16, 1, 2 * rows, 2 * columns];
     let embeds = |seed| PromptEmbeds { embeds: normals(seed, [1, TEXT, 4096]), lengths: vec![TEXT], padded_length: 512 };
-    let conditioning =
-        Conditioning { prompts: embeds(1), negative: Some(embeds(2)), prompt_of: vec![0], guidance_scale, guidance_scale_2: None };
+    let conditioning = Conditioning {
+        prompts: embeds(1),
+        negative: Some(embeds(2)),
+        prompt_of: vec![0],
+        guidance_scale,
+        guidance_scale_2: None,
+        image: None,
+    };
     TransitionBatch {
         retained: None,
         owners: vec![0],

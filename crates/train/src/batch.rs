@@ -88,7 +88,7 @@ impl Batch {
             let mut done = Vec::new();
             for chunk in order.iter().copied() {
                 trainer.stop.check()?;
-                let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk));
+                let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk))?;
                 clock.lap("rollout");
                 for part in pieces(chunk.clone(), decoded_at_once(&trainer.settings)) {
                     let latents = rollouts.latents.clone().narrow(0, part.start - chunk.start, part.len());
@@ -158,19 +158,19 @@ impl Batch {
         self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
     }
 
-    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Rollouts {
+    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Result<Rollouts> {
         let [c, f, h, w] = trainer.latent_shape();
         let elements = c * f * h * w;
         let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
         let step_noise = |sample: usize, step: usize| self.step_key(trainer, chunk.start + sample, step).normals(elements);
         let start = Start {
             latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
-            conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()]),
+            conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()])?,
             shares: Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix },
             retain,
             step_noise: &step_noise,
         };
-        rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start)
+        Ok(rollout(&trainer.policy, &trainer.objective.schedule, &trainer.recipe.noise_level, start))
     }
 
     /// See [`Shares::leaders`].

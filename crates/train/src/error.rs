@@ -25,6 +25,9 @@ pub enum Error {
     /// A video that cannot be written.
     #[error("{0}\nhint: check free space and permissions of the run folder")]
     Video(#[from] video::VideoError),
+    /// A picture that a video should start with.
+    #[error(transparent)]
+    Picture(video::VideoError),
     /// A self-check at the start of a run.
     #[error("self-check `{check}` failed: {found}\nhint: {hint}")]
     Check {

@@ -62,7 +62,7 @@ pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<
     let (mut results, mut seen) = (Vec::with_capacity(samples.len()), Vec::with_capacity(samples.len()));
     for chunk in samples.chunks(settings.rollout.micro_batch) {
         trainer.stop.check()?;
-        let clips = trainer.decode(sample_latents(trainer, chunk))?;
+        let clips = trainer.decode(sample_latents(trainer, chunk)?)?;
         let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
         let rewards = trainer.score_for_evaluation(&texts, &clips)?;
         for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
@@ -87,7 +87,7 @@ pub fn sample_clips(trainer: &Trainer, prompts: usize, per_prompt: usize, mut pr
     let mut clips = Vec::with_capacity(pairs.len());
     for chunk in pairs.chunks(trainer.settings.rollout.micro_batch) {
         let texts = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].clone());
-        clips.extend(texts.zip(trainer.decode(sample_latents(trainer, chunk))?));
+        clips.extend(texts.zip(trainer.decode(sample_latents(trainer, chunk)?)?));
         progress(clips.len() as u64);
     }
     Ok(clips)
@@ -99,7 +99,7 @@ fn is_shown(prompt: usize, prompts: usize, videos: usize) -> bool {
 }
 
 /// Latents of (prompt, sample) pairs.
-fn sample_latents(trainer: &Trainer, chunk: &[(usize, usize)]) -> Tensor<5> {
+fn sample_latents(trainer: &Trainer, chunk: &[(usize, usize)]) -> Result<Tensor<5>> {
     let [c, f, h, w] = trainer.latent_shape();
     let key = |&(prompt, sample): &(usize, usize)| Key {
         seed: trainer.settings.eval.seed,
@@ -111,9 +111,9 @@ fn sample_latents(trainer: &Trainer, chunk: &[(usize, usize)]) -> Tensor<5> {
     let noise: Vec<f32> = chunk.iter().flat_map(|pair| key(pair).normals(c * f * h * w)).collect();
     let noise: Tensor<5> = Tensor::from_data(TensorData::new(noise, [chunk.len(), c, f, h, w]), &trainer.device);
     let ids: Vec<usize> = chunk.iter().map(|&(prompt, _)| prompt).collect();
-    let conditioning = trainer.conditioning(&trainer.eval_prompts, &ids);
+    let conditioning = trainer.conditioning(&trainer.eval_prompts, &ids)?;
     let velocity = conditioning.velocity(&trainer.policy, noise.dims(), false);
-    denoise(&velocity, trainer.settings.eval.solver, &trainer.eval_schedule, noise, &mut |_, _| {})
+    Ok(denoise(&velocity, trainer.settings.eval.solver, &trainer.eval_schedule, noise, &mut |_, _| {}))
 }
 
 /// The paired comparison of two evaluations.

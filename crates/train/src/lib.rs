@@ -12,6 +12,7 @@ mod error;
 pub mod evaluate;
 pub mod events;
 mod fault;
+pub mod first_frames;
 pub mod guards;
 pub mod iteration;
 pub mod optimizer;

@@ -2,7 +2,8 @@
 
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
-use crate::settings::{PromptSource, read_prompt_file};
+use crate::first_frames::FirstFrames;
+use crate::settings::{Prompt, PromptSource, read_prompt_file};
 use grpo::random::{Key, Purpose, partial_shuffle};
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 
@@ -13,6 +14,8 @@ pub struct PromptSet {
     pub texts: Vec<String>,
     /// [P, L, D]
     pub embeds: PromptEmbeds,
+    /// What their videos start with, for models of image-to-video.
+    pub images: Option<FirstFrames>,
 }
 
 /// Prompts encoded at once.
@@ -34,7 +37,7 @@ impl PromptSet {
             });
         }
         let Some(embeds) = embeds else { return Self::encode(vec![String::new()], encoder, max_sequence_length) };
-        Ok(Self { texts, embeds })
+        Ok(Self { texts, embeds, images: None })
     }
 
     /// Encodes several lists at once with an encoder that is not held in memory: only what the cache lacks, each layer once.
@@ -58,9 +61,14 @@ impl PromptSet {
         .into_iter();
         let set = |texts: Vec<String>| {
             let embeds = PromptEmbeds::from_rows(rows.by_ref().take(texts.len()).collect(), max_sequence_length);
-            Self { texts, embeds }
+            Self { texts, embeds, images: None }
         };
         Ok(lists.into_iter().map(set).collect())
+    }
+
+    /// The same prompts, whose videos start with `images`.
+    pub fn with_images(self, images: Option<FirstFrames>) -> Self {
+        Self { images, ..self }
     }
 
     /// Number of prompts.
@@ -78,10 +86,10 @@ impl PromptSet {
 ///
 /// # Errors
 /// A file that cannot be read or holds no usable prompt.
-pub fn texts(source: &PromptSource, field: &str) -> Result<Vec<String>> {
+pub fn load(source: &PromptSource, field: &str) -> Result<Vec<Prompt>> {
     match source {
         PromptSource::File(path) => Ok(read_prompt_file(path, field)?),
-        PromptSource::World(captions) => Ok(captions.texts()),
+        PromptSource::World(captions) => Ok(captions.texts().into_iter().map(Prompt::from).collect()),
     }
 }
 

@@ -176,10 +176,10 @@ impl Recording {
         let Some(batch) = self.batches.first() else { return Ok(()) };
         let ([_, channels, frames, height, width], [t, h, w]) = (batch.latents.dims(), config.patch_size);
         let text = batch.conditioning.prompts.embeds.dims()[2];
-        if channels != config.in_channels || !frames.is_multiple_of(t) || !height.is_multiple_of(h) || !width.is_multiple_of(w) {
+        if channels != config.out_channels || !frames.is_multiple_of(t) || !height.is_multiple_of(h) || !width.is_multiple_of(w) {
             let reason = format!(
                 "`latents` has {channels} channels of {frames}x{height}x{width}, the model {} and patches of {t}x{h}x{w}",
-                config.in_channels
+                config.out_channels
             );
             return Err(Error::recording(&self.path, reason, "replay with the model that was recorded"));
         }
@@ -282,6 +282,7 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
             prompt_of: (0..count).collect(),
             guidance_scale: header.guidance_scale,
             guidance_scale_2: header.guidance_scale_2,
+            image: None,
         },
     })
 }

@@ -5,6 +5,7 @@
 use burn::tensor::{Tensor, TensorData};
 use grpo::{Schedule, Transition};
 use wan::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedTrace, GuidedVelocity};
+use wan::image::ImageCondition;
 use wan::text::PromptEmbeds;
 use wan::weights::to_floats;
 
@@ -25,6 +26,8 @@ pub struct Conditioning {
     pub guidance_scale: f64,
     /// That of the second network, if there is one; if absent, the same.
     pub guidance_scale_2: Option<f64>,
+    /// What the videos of the P prompts start with, for models of image-to-video.
+    pub image: Option<ImageCondition>,
 }
 
 impl Conditioning {
@@ -60,7 +63,8 @@ impl Conditioning {
     pub fn velocity_of<'a>(&self, policy: &'a Policy, text: &GuidedText, samples: &[usize], latents: [usize; 5]) -> GuidedVelocity<'a> {
         let batching = GuidanceBatching::for_tokens(self.prompt_of.len() * policy.transformer.num_tokens(latents));
         let prompts: Vec<usize> = samples.iter().map(|&sample| self.prompt_of[sample]).collect();
-        GuidedVelocity::new(policy.experts(), text, &prompts, self.guidance(), batching)
+        let image = self.image.as_ref().map(|image| image.select(&prompts));
+        GuidedVelocity::new(policy.experts(), text, &prompts, self.guidance(), batching).with_image(image)
     }
 
     /// The conditioning of some of the samples, without the prompts of the others: what is not finite in those cannot reach a gradient.
@@ -69,7 +73,8 @@ impl Conditioning {
         let (firsts, prompt_of) = first_of_each(&prompts);
         let used: Vec<usize> = firsts.into_iter().map(|first| prompts[first]).collect();
         let negative = self.negative.as_ref().map(|n| if n.batch_size() == 1 { n.clone() } else { n.select_uncut(&used) });
-        Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, ..self.clone() }
+        let image = self.image.as_ref().map(|image| image.select(&used));
+        Self { prompts: self.prompts.select_uncut(&used), negative, prompt_of, image, ..self.clone() }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::collective::{Alone, Collective};
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
+use crate::first_frames::FirstFrames;
 use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
@@ -14,10 +15,12 @@ use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
 use grpo::{LossWeights, Recipe, Schedule};
 use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
+use std::path::Path;
 use video::Frames;
 use wan::experts::SecondExpert;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
+use wan::transformer::TransformerConfig;
 use wan::vae::AutoencoderKlWan;
 use wan::weights::to_floats;
 
@@ -84,15 +87,22 @@ impl Trainer {
         let options = BuildOptions { cache, stop: reward::Stop::new(stop.flag()) };
         let reward = reward::build(&settings.reward, &options)?;
         let eval_reward = if settings.eval_reward.is_empty() { None } else { Some(reward::build(&settings.eval_reward, &options)?) };
-        let train_texts = prompts::texts(&settings.prompts.train, "prompts.train")?;
-        let mut eval_texts = prompts::texts(&settings.prompts.eval, "prompts.eval")?;
-        eval_texts.truncate(settings.eval.num_prompts);
+        let train = prompts::load(&settings.prompts.train, "prompts.train")?;
+        let mut eval = prompts::load(&settings.prompts.eval, "prompts.eval")?;
+        eval.truncate(settings.eval.num_prompts);
+        let folder = settings.model_folder()?;
+        WanPipeline::check(&folder)?;
+        let with_image = TransformerConfig::load(&folder.join("transformer/config.json"))?.starts_with_image();
+        settings.check_recording(with_image)?;
+        let train_images = FirstFrames::of(&train, "prompts.train", with_image)?;
+        let eval_images = FirstFrames::of(&eval, "prompts.eval", with_image)?;
+        let [train_texts, eval_texts] = [train, eval].map(|prompts| prompts.into_iter().map(|prompt| prompt.text).collect::<Vec<_>>());
         train_texts.iter().try_for_each(|text| reward.check_prompt(text))?;
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
-        let [train_prompts, eval_prompts, negative] = encode(&settings, [train_texts, eval_texts], device)?;
+        let [train_prompts, eval_prompts, negative] = encode(&settings, &folder, [train_texts, eval_texts], device)?;
+        let [train_prompts, eval_prompts] = [train_prompts.with_images(train_images), eval_prompts.with_images(eval_images)];
         let dtype = settings.train.mixed_precision.dtype();
-        let folder = settings.model_folder()?;
         let (transformer, vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
         let second = SecondExpert::load(&folder, device, dtype)?;
         let mut policy = Policy::of_experts(transformer, second, &settings.policy, settings.seed, device)?;
@@ -128,17 +138,22 @@ impl Trainer {
     }
 
     /// Conditioning of samples with the given prompt ids of `set`.
-    pub fn conditioning(&self, set: &PromptSet, prompt_ids: &[usize]) -> Conditioning {
+    ///
+    /// # Errors
+    /// A picture that cannot be read any more.
+    pub fn conditioning(&self, set: &PromptSet, prompt_ids: &[usize]) -> Result<Conditioning> {
         let mut distinct: Vec<usize> = prompt_ids.to_vec();
         distinct.dedup();
         let place = |id: &usize| distinct.iter().position(|d| d == id).unwrap_or_default();
-        Conditioning {
+        let image = set.images.as_ref().map(|images| images.condition(&distinct, &self.vae, &self.settings.sampling, &self.device));
+        Ok(Conditioning {
             prompts: set.embeds.select(&distinct),
             negative: Some(self.negative.clone()),
             prompt_of: prompt_ids.iter().map(place).collect(),
             guidance_scale: self.settings.sampling.guidance_scale,
             guidance_scale_2: self.settings.sampling.guidance_scale_2,
-        }
+            image: image.transpose()?,
+        })
     }
 
     /// Latents [B, C, f, h, w] to clips.
@@ -198,9 +213,8 @@ pub fn clips(frames: Tensor<5>) -> Result<Vec<Frames>> {
 ///
 /// # Errors
 /// A text that the tokenizer refuses; a text encoder that cannot be read; a cache that cannot be written.
-fn encode(settings: &Settings, [train, eval]: [Vec<String>; 2], device: &Device) -> Result<[PromptSet; 3]> {
-    let (path, length) = (&settings.model_folder()?, settings.sampling.max_sequence_length);
-    WanPipeline::check(path)?;
+fn encode(settings: &Settings, path: &Path, [train, eval]: [Vec<String>; 2], device: &Device) -> Result<[PromptSet; 3]> {
+    let length = settings.sampling.max_sequence_length;
     let lists = [train, eval, vec![settings.prompts.negative.clone()]];
     let encoder = match &settings.model.embedding_cache {
         Some(_) => PromptEncoder::Staged(StagedTextEncoder::open(path, device)?),

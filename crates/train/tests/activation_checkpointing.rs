@@ -60,7 +60,7 @@ fn transitions(policy: &Policy, objective: &Objective, samples: usize, guidance_
     let prompts = PromptEmbeds { embeds, lengths: vec![3, 2], padded_length: 16 };
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
     let prompt_of = (0..samples).map(|i| i % 2).collect();
-    let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of, guidance_scale, guidance_scale_2: None };
+    let conditioning = Conditioning { prompts, negative: Some(negative), prompt_of, guidance_scale, guidance_scale_2: None, image: None };
     // 12 tokens of a sample, or 48: with many samples too many for both branches of the guidance in one batch
     let side = if samples > 4 { 8 } else { 4 };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * side * side);

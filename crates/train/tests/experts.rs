@@ -89,6 +89,7 @@ fn roll_out(policy: &Policy, objective: &Objective, steps: [usize; SAMPLES], ret
         prompt_of: vec![0; SAMPLES],
         guidance_scale: SCALES[0],
         guidance_scale_2: Some(SCALES[1]),
+        image: None,
     };
     let shares = Shares { plans: &plans, leaders: &[0, 1, 2, 3], suffix: None };
     let start = Start { latents: start_latents(), conditioning, shares, retain, step_noise: &step_noise };

@@ -116,8 +116,8 @@ fn spoiled_recipes_are_errors() {
 #[test]
 fn spoiled_prompt_files_are_errors() {
     let folder = tempfile::tempdir().expect("folder");
-    let path = folder.path().join("prompts.txt");
     repeatedly(200, |random| {
+        let path = folder.path().join(["prompts.txt", "prompts.jsonl"][random.below(2)]);
         let bytes: Vec<u8> =
             (0..random.below(200)).map(|_| [b'a', b' ', b'\n', b'#', 0xc3, 0xa9, 0xff, 7, 0, b'\r'][random.below(10)]).collect();
         std::fs::write(&path, &bytes).expect("write");

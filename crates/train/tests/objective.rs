@@ -88,8 +88,14 @@ fn roll_out(
     let embeds = Tensor::cat(vec![tensor(2, [1, 3, 8]), short], 0);
     let prompts = PromptEmbeds { embeds, lengths: vec![3, 2], padded_length: 16 };
     let negative = PromptEmbeds { embeds: tensor(3, [1, 3, 8]), lengths: vec![3], padded_length: 16 };
-    let conditioning =
-        Conditioning { prompts, negative: Some(negative), prompt_of: vec![0, 0, 1, 1], guidance_scale, guidance_scale_2: None };
+    let conditioning = Conditioning {
+        prompts,
+        negative: Some(negative),
+        prompt_of: vec![0, 0, 1, 1],
+        guidance_scale,
+        guidance_scale_2: None,
+        image: None,
+    };
     let step_noise = |sample: usize, step: usize| normals((1000 + 10 * sample + step) as u64, 4 * 3 * 16);
     let latents = tensor(4, [SAMPLES, 4, 3, 4, 4]);
     let (latents, leaders) = match noise {

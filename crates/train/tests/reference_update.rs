@@ -76,6 +76,7 @@ impl Case {
             prompt_of: (0..SAMPLES).map(|i| i / PER_PROMPT).collect(),
             guidance_scale: self.guidance_scale,
             guidance_scale_2: None,
+            image: None,
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use train::settings::{DEFAULT_RECIPE, MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError, read_prompt_file};
+use train::settings::{DEFAULT_RECIPE, MixedPrecision, PolicySettings, Prompt, PromptSource, Settings, SettingsError, read_prompt_file};
 
 fn recipe_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name)
@@ -137,7 +137,22 @@ fn mistakes_in_files_it_names() {
     insta::assert_snapshot!("mistakes_in_files_it_names", report);
     let good = prompts(file("good.txt", "# two prompts\n a red circle \n\n\u{4e00}\n".as_bytes()));
     Settings::load(None, &good).unwrap().check_files().unwrap();
-    assert_eq!(read_prompt_file(&folder.path().join("good.txt"), "prompts.train").unwrap(), ["a red circle", "\u{4e00}"]);
+    let read = |name: &str| read_prompt_file(&folder.path().join(name), "prompts.train");
+    assert_eq!(read("good.txt").unwrap(), ["a red circle", "\u{4e00}"].map(|text| Prompt::from(text.to_owned())));
+    std::fs::write(
+        folder.path().join("pairs.jsonl"),
+        "# a comment\n{\"prompt\": \" a fox \", \"image\": \"fox.png\"}\n{\"prompt\": \"b\"}\n",
+    )
+    .unwrap();
+    let fox = Prompt { text: "a fox".into(), image: Some(folder.path().join("fox.png")) };
+    assert_eq!(read("pairs.jsonl").unwrap(), [fox, Prompt::from("b".to_owned())]);
+    for (line, message) in
+        [("a fox", "expected value"), ("{\"prompt\": \"a\", \"picture\": \"b\"}", "`picture`"), ("{\"image\": \"b\"}", "`prompt`")]
+    {
+        std::fs::write(folder.path().join("bad.jsonl"), format!("{{\"prompt\": \"a\"}}\n{line}\n")).unwrap();
+        let error = read("bad.jsonl").unwrap_err();
+        assert!(error.place.ends_with("bad.jsonl:2") && error.message.contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -64,6 +64,14 @@ pub enum VideoError {
         /// What the encoder says.
         message: String,
     },
+    /// The file is no picture that can be read.
+    #[error("cannot read the picture `{}`: {message}\nhint: a PNG or JPEG file", path.display())]
+    Picture {
+        /// The file asked for.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
     /// The file cannot be written.
     #[error("cannot write `{}`", path.display())]
     Write {

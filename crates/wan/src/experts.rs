@@ -27,6 +27,8 @@ pub struct Boundary(f64);
 impl Boundary {
     /// Wan2.2 T2V-A14B.
     pub const T2V_A14B: Self = Self(0.875);
+    /// Wan2.2 I2V-A14B.
+    pub const I2V_A14B: Self = Self(0.9);
 
     /// From `boundary_ratio`; none unless it is above 0 and below 1, so that both networks have timesteps.
     pub fn new(ratio: f64) -> Option<Self> {
@@ -45,7 +47,11 @@ impl Boundary {
 
     /// The boundary of a released model, recognised by the name of its folder (`Wan2.2-T2V-A14B-Diffusers`); none if it has one network.
     pub fn released(folder: &str) -> Option<Self> {
-        folder.to_ascii_lowercase().contains("wan2.2-t2v-a14b").then_some(Self::T2V_A14B)
+        match folder.to_ascii_lowercase() {
+            name if name.contains("wan2.2-t2v-a14b") => Some(Self::T2V_A14B),
+            name if name.contains("wan2.2-i2v-a14b") => Some(Self::I2V_A14B),
+            _ => None,
+        }
     }
 
     /// Of the model in a folder; none if it has one network, or no model_index.json.

@@ -10,6 +10,7 @@
 //! Legend: `P` distinct prompts, `B` samples, `C` latent channels, `F`, `H`, `W` size of the latents, `L` tokens.
 
 use crate::experts::{Boundary, Experts};
+use crate::image::ImageCondition;
 use crate::text::PromptEmbeds;
 use crate::transformer::recompute::{Receive, Trace};
 use crate::transformer::{TextContext, WanTransformer};
@@ -97,6 +98,8 @@ pub struct GuidedVelocity<'a> {
     networks: Vec<Network<'a>>,
     boundary: Option<Boundary>,
     samples: usize,
+    /// One for each sample.
+    image: Option<ImageCondition>,
 }
 
 /// A transformer with its part of the guidance.
@@ -152,7 +155,20 @@ impl<'a> GuidedVelocity<'a> {
             guidance_scale: scale,
         };
         let networks = experts.networks().zip(&text.contexts).zip(scales).map(network).collect();
-        Self { networks, boundary: experts.boundary(), samples: samples.len() }
+        Self { networks, boundary: experts.boundary(), samples: samples.len(), image: None }
+    }
+
+    /// The same of videos that start with `image`, one for each of the B samples, for networks of image-to-video.
+    pub fn with_image(self, image: Option<ImageCondition>) -> Self {
+        Self { image, ..self }
+    }
+
+    /// What the networks read.
+    fn input(&self, latents: Tensor<5>) -> Tensor<5> {
+        match &self.image {
+            Some(image) => image.beside(latents),
+            None => latents,
+        }
     }
 
     /// The velocity [B, C, F, H, W] at `latents` of the same shape, f32.
@@ -189,7 +205,7 @@ impl<'a> GuidedVelocity<'a> {
     /// If the timesteps belong to different networks.
     pub fn predictions(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, Option<Tensor<5>>) {
         let timesteps = self.for_all(timesteps);
-        let network = self.networks_of(&timesteps)[0];
+        let (network, latents) = (self.networks_of(&timesteps)[0], self.input(latents));
         assert!(self.networks_of(&timesteps).iter().all(|&other| other == network), "timesteps of two networks");
         self.networks[network].branches.predictions(latents, &timesteps, &mut |latents, timesteps, text| {
             self.networks[network].transformer.forward(latents, timesteps, text)
@@ -198,6 +214,7 @@ impl<'a> GuidedVelocity<'a> {
 
     fn velocity_by(&self, latents: Tensor<5>, timesteps: &[f64], forward: Forward<'_>) -> Tensor<5> {
         assert_eq!(latents.dims()[0], self.samples, "latents of another batch size");
+        let latents = self.input(latents);
         let timesteps = self.for_all(timesteps);
         let networks = self.networks_of(&timesteps);
         if let Some(&network) = networks.first()

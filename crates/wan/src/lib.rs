@@ -12,6 +12,7 @@ pub mod device;
 pub mod experts;
 pub mod guidance;
 pub mod hub;
+pub mod image;
 pub mod lora;
 pub mod original;
 pub mod pipeline;

@@ -89,7 +89,7 @@ impl RandomModel {
             std::fs::create_dir_all(&part).map_err(|e| Error::write(&part, e))?;
         }
         let small = [
-            ("model_index.json", model_index(self.boundary, self.vae.is_residual)),
+            ("model_index.json", self.model_index()),
             ("scheduler/scheduler_config.json", scheduler_config()),
             ("tokenizer/tokenizer.json", word_tokenizer_json(&self.words.iter().map(String::as_str).collect::<Vec<_>>())),
             ("tokenizer/tokenizer_config.json", WORD_TOKENIZER_CONFIG_JSON.to_owned()),
@@ -137,6 +137,28 @@ impl RandomModel {
         let total: u64 = tensors.iter().map(bytes).sum();
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
         write_atomically(&dir.join(format!("{stem}.safetensors.index.json")), format!("{index:#}\n").as_bytes())
+    }
+
+    /// Of TI2V-5B, the only one with the residual autoencoder, every token has a timestep.
+    fn model_index(&self) -> String {
+        let class = if self.transformer.starts_with_image() { "WanImageToVideoPipeline" } else { "WanPipeline" };
+        let mut index = json!({
+            "_class_name": class,
+            "_diffusers_version": "0.33.0.dev0",
+            "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+            "text_encoder": ["transformers", "UMT5EncoderModel"],
+            "tokenizer": ["transformers", "T5TokenizerFast"],
+            "transformer": ["diffusers", "WanTransformer3DModel"],
+            "vae": ["diffusers", "AutoencoderKLWan"],
+        });
+        if self.vae.is_residual {
+            index["expand_timesteps"] = true.into();
+        }
+        if let Some(boundary) = self.boundary {
+            index["boundary_ratio"] = boundary.ratio().into();
+            index[SECOND] = json!(["diffusers", "WanTransformer3DModel"]);
+        }
+        format!("{index:#}\n")
     }
 }
 
@@ -199,27 +221,6 @@ fn values(tensor: &Declared, [seed, network]: [u64; 2], chunk: usize, count: usi
     let init = if tensor.init == Init::Zeros { Init::Normal(0.02) } else { tensor.init };
     let values = initial_values(&key, count, &tensor.shape, init);
     values.into_iter().flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect()
-}
-
-/// Of TI2V-5B, the only one with the residual autoencoder, every token has a timestep.
-fn model_index(boundary: Option<Boundary>, expand_timesteps: bool) -> String {
-    let mut index = json!({
-        "_class_name": "WanPipeline",
-        "_diffusers_version": "0.33.0.dev0",
-        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-        "text_encoder": ["transformers", "UMT5EncoderModel"],
-        "tokenizer": ["transformers", "T5TokenizerFast"],
-        "transformer": ["diffusers", "WanTransformer3DModel"],
-        "vae": ["diffusers", "AutoencoderKLWan"],
-    });
-    if expand_timesteps {
-        index["expand_timesteps"] = true.into();
-    }
-    if let Some(boundary) = boundary {
-        index["boundary_ratio"] = boundary.ratio().into();
-        index[SECOND] = json!(["diffusers", "WanTransformer3DModel"]);
-    }
-    format!("{index:#}\n")
 }
 
 fn scheduler_config() -> String {

@@ -1,11 +1,15 @@
 //! The transformers of image-to-video against the public Python implementation (golden/README.md).
 
 mod common;
+#[path = "common/experts.rs"]
+mod experts;
 
 use burn::tensor::{DType, Tensor};
 use common::device::{allowed, device};
 use common::{Golden, assert_close, golden_dir, relative_error};
+use wan::image::ImageCondition;
 use wan::original::original_name;
+use wan::pipeline::{SampleRequest, WanPipeline};
 use wan::text::PromptEmbeds;
 use wan::transformer::{TextContext, TransformerConfig, WanTransformer};
 use wan::weights::to_floats;
@@ -116,4 +120,64 @@ fn half_an_image_branch_is_refused() {
         let error = TransformerConfig::load(&path).expect_err(key).to_string();
         assert!(error.contains(message) && error.contains("hint: "), "{error}");
     }
+}
+
+/// max|a-b| / max|ref| of latents after up to 8 steps.
+const LATENTS: f64 = 5e-5;
+/// Of what the autoencoder makes of the image.
+const CONDITION: f64 = 1e-4;
+
+fn pipeline() -> WanPipeline {
+    let one = experts::image_to_video(&golden_dir().join("wan-tiny"));
+    let dir = experts::two_experts(one.path(), 0.9);
+    WanPipeline::load(dir.path(), &device(), DType::F32).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The request of golden/pipeline.json, with an image.
+fn request(golden: &Golden) -> SampleRequest {
+    SampleRequest {
+        prompt: "A red fox runs across a snowy field at sunrise.".into(),
+        negative_prompt: "low quality, blurred details, static".into(),
+        image: Some(golden.tensor("image")),
+        height: 32,
+        width: 48,
+        num_frames: 9,
+        num_inference_steps: 8,
+        guidance_scale: 4.5,
+        guidance_scale_2: Some(3.0),
+        initial_latents: Some(Golden::open("pipeline").tensor("latents_initial")),
+        ..SampleRequest::default()
+    }
+}
+
+/// Two networks, 8 steps, from an image.
+#[test]
+fn matches_reference_image_to_video_pipeline() {
+    let (golden, pipeline) = (Golden::open("i2v_pipeline"), pipeline());
+    let condition = ImageCondition::new(&pipeline.vae, golden.tensor("image"), 9);
+    assert_close(&golden, "condition", condition.channels, CONDITION);
+    let made = pipeline.sample(&request(&golden), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let after: Tensor<6> = golden.tensor("latents_after_step");
+    let last: Tensor<5> = after.narrow(0, 7, 1).squeeze_dim(0);
+    let error = relative_error(&to_floats(made.latents.clone()), &to_floats(last));
+    assert!(error <= allowed(LATENTS), "{error:e}");
+    // the reference has the frames before the channels
+    let frames: Tensor<5> = golden.tensor("frames");
+    let worst = to_floats((made.frames - frames.permute([0, 2, 1, 3, 4])).abs().max())[0];
+    assert!(f64::from(worst) <= allowed(LATENTS), "{worst:e}");
+}
+
+/// An image for a model that starts with one, of the video's size; and none for others.
+#[test]
+fn images_that_do_not_fit_are_refused() {
+    let (golden, pipeline) = (Golden::open("i2v_pipeline"), pipeline());
+    let refused = |pipeline: &WanPipeline, request: SampleRequest| match pipeline.sample(&request, &mut |_, _| {}) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("sampled"),
+    };
+    assert!(refused(&pipeline, SampleRequest { image: None, ..request(&golden) }).contains("first frame"));
+    let small = Some(Tensor::zeros([1, 3, 16, 48], &device()));
+    assert!(refused(&pipeline, SampleRequest { image: small, ..request(&golden) }).contains("[1, 3, 32, 48]"));
+    let text = WanPipeline::load(&golden_dir().join("wan-tiny"), &device(), DType::F32).unwrap_or_else(|e| panic!("{e}"));
+    assert!(refused(&text, SampleRequest { guidance_scale_2: None, ..request(&golden) }).contains("of text alone"));
 }

@@ -264,7 +264,7 @@ fn other_models_are_refused() {
     let path = dir.path().join("model_index.json");
     let original: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("read")).expect("JSON");
     for (key, value, message) in [
-        ("_class_name", serde_json::json!("WanImageToVideoPipeline"), "`_class_name` is `WanImageToVideoPipeline`"),
+        ("_class_name", serde_json::json!("WanVideoToVideoPipeline"), "`_class_name` is `WanVideoToVideoPipeline`"),
         ("transformer_2", serde_json::json!(["diffusers", "WanTransformer3DModel"]), "`transformer_2` is set, but not `boundary_ratio`"),
         ("boundary_ratio", serde_json::json!(0.875), "`boundary_ratio` is `0.875`, but `transformer_2` is not set"),
     ] {

@@ -41,6 +41,9 @@ enum Size {
     /// Wan2.2 text-to-video A14B: two networks of the size of 14B
     #[value(name = "t2v-a14b")]
     Experts,
+    /// Wan2.2 image-to-video A14B: the same, which start with an image
+    #[value(name = "i2v-a14b")]
+    ImageExperts,
     /// Wan2.2 text-and-image-to-video 5B
     #[value(name = "ti2v-5b")]
     TextAndImage,
@@ -51,6 +54,7 @@ impl Size {
         match self {
             Self::Small => TransformerConfig::wan21_1_3b(),
             Self::Large | Self::Experts => TransformerConfig::wan21_14b(),
+            Self::ImageExperts => TransformerConfig::wan22_i2v_14b(),
             Self::TextAndImage => TransformerConfig::wan22_ti2v_5b(),
         }
     }
@@ -60,7 +64,11 @@ impl Size {
     }
 
     fn boundary(self) -> Option<Boundary> {
-        matches!(self, Self::Experts).then_some(Boundary::T2V_A14B)
+        match self {
+            Self::Experts => Some(Boundary::T2V_A14B),
+            Self::ImageExperts => Some(Boundary::I2V_A14B),
+            _ => None,
+        }
     }
 }
 

@@ -22,6 +22,9 @@ pub struct SampleArgs {
     /// What the video should show.
     #[arg(long)]
     prompt: String,
+    /// What the video starts with, a PNG or JPEG file: for models of image-to-video. Of another size than the video, it is stretched.
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
     /// What the video should not show; takes part if the guidance scale is above 1.
     #[arg(long, default_value = "")]
     negative_prompt: String,
@@ -154,7 +157,9 @@ fn check_outputs(args: &SampleArgs) -> Result<()> {
 }
 
 fn request(args: &SampleArgs) -> Result<SampleRequest> {
+    let image = args.image.as_deref().map(|path| video::read_picture(path, args.height, args.width)).transpose()?;
     Ok(SampleRequest {
+        image: image.map(|picture| first_frame(&picture)),
         prompt: args.prompt.clone(),
         negative_prompt: args.negative_prompt.clone(),
         height: args.height,
@@ -170,6 +175,12 @@ fn request(args: &SampleArgs) -> Result<SampleRequest> {
         max_sequence_length: args.max_sequence_length,
         initial_latents: args.init_latents.as_deref().map(read_latents).transpose()?,
     })
+}
+
+/// [1, 1, H, W, 3] -> [1, 3, H, W]
+fn first_frame(picture: &Frames) -> Tensor<4> {
+    let (height, width) = (picture.height(), picture.width());
+    Tensor::from_data(TensorData::new(picture.data().to_vec(), [1, height, width, 3]), &Device::flex()).permute([0, 3, 1, 2])
 }
 
 /// `latents` [1, C, F, H, W] of a safetensors file.

@@ -14,6 +14,7 @@ use crate::batch::decoded_at_once;
 use crate::settings::{MixedPrecision, Settings};
 use serde::Serialize;
 use wan::guidance::GuidanceBatching;
+use wan::image::ImageCondition;
 use wan::transformer::TransformerConfig;
 
 /// Bytes of a number.
@@ -85,8 +86,15 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
         ("second transformer", (model.networks() - 1) * transformer(settings, &model.transformer)),
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
+        ("first frames", F32 * first_frames(settings, model, load)),
         ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
     ]
+}
+
+/// What the networks of image-to-video know of the pictures of an iteration's prompts.
+fn first_frames(settings: &Settings, model: &ModelSizes, load: &Load) -> u64 {
+    let channels = if model.transformer.starts_with_image() { ImageCondition::num_channels(&model.vae) } else { 0 };
+    (settings.rollout.prompts_per_iteration * channels) as u64 * load.latents.iter().product::<u64>()
 }
 
 /// Copies of a trained weight: itself, the reference policy, two moments, the average, its gradient; and itself, both moments and the

@@ -39,7 +39,7 @@ impl ModelSizes {
         }
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let Some(transformer) = TransformerConfig::released(&name) else {
-            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
+            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
         };
         Ok(Self { transformer, boundary: Boundary::released(&name), vae: VaeConfig::released(&name), text_encoder: Umt5Config::xxl() })
@@ -100,9 +100,9 @@ impl TextLength {
 
     fn count(settings: &Settings) -> Option<Self> {
         let tokenizer = PromptTokenizer::load(&settings.model_folder().ok()?.join("tokenizer")).ok()?;
-        let mut texts = crate::prompts::texts(&settings.prompts.train, "prompts.train").ok()?;
-        texts.extend(crate::prompts::texts(&settings.prompts.eval, "prompts.eval").ok()?.into_iter().take(settings.eval.num_prompts));
-        texts.push(settings.prompts.negative.clone());
+        let mut prompts = crate::prompts::load(&settings.prompts.train, "prompts.train").ok()?;
+        prompts.extend(crate::prompts::load(&settings.prompts.eval, "prompts.eval").ok()?.into_iter().take(settings.eval.num_prompts));
+        let texts: Vec<String> = prompts.into_iter().map(|prompt| prompt.text).chain([settings.prompts.negative.clone()]).collect();
         let length = |text: &String| Some(tokenizer.encode(text, settings.sampling.max_sequence_length).ok()?.len() as u64);
         let lengths: Vec<u64> = texts.iter().map(length).collect::<Option<_>>()?;
         let longest = lengths.iter().copied().max().unwrap_or(1);

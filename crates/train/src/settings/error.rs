@@ -22,7 +22,7 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    pub(super) fn new(place: impl Into<String>, field: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(place: impl Into<String>, field: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) -> Self {
         SettingsError { place: place.into(), field: field.into(), message: message.into(), hint: hint.into() }
     }
 

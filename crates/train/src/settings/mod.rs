@@ -22,7 +22,7 @@ mod wording;
 pub use changes::Change;
 pub use error::SettingsError;
 pub use inspect::StepRow;
-pub use prompts::{PromptSource, read_prompt_file};
+pub use prompts::{Prompt, PromptSource, read_prompt_file};
 
 pub use sections::*;
 

@@ -36,31 +36,70 @@ impl From<PromptSource> for String {
     }
 }
 
-/// Reads a prompt file: one prompt per line, trimmed; blank lines and lines that start with `#` do not count.
+/// A prompt, and for models of image-to-video what the video starts with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// What the video should show.
+    pub text: String,
+    /// A PNG or JPEG file.
+    pub image: Option<PathBuf>,
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self { text, image: None }
+    }
+}
+
+/// A line of a prompt file that ends in `.jsonl`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    prompt: String,
+    /// Relative to the folder of the prompt file.
+    #[serde(default)]
+    image: Option<PathBuf>,
+}
+
+/// Reads a prompt file: one prompt per line, trimmed; blank lines and lines that start with `#` do not count. In a file that ends in `.jsonl`, a line is
+/// `{"prompt": "...", "image": "picture.png"}`.
 ///
 /// # Errors
-/// A file that cannot be read, holds no prompt, or a prompt with control characters. `field` is the key that names the file.
-pub fn read_prompt_file(path: &Path, field: &str) -> Result<Vec<String>, SettingsError> {
+/// A file that cannot be read, holds no prompt, a line that cannot be used, or a prompt with control characters. `field` is the key that names the
+/// file.
+pub fn read_prompt_file(path: &Path, field: &str) -> Result<Vec<Prompt>, SettingsError> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
         let hint = "a text file with one prompt per line, relative to the current directory; or `shapes:train`";
         let message = format!("`{field}` is `{name}`, which cannot be read: {}", reason(&error));
         SettingsError::new(&name, field, message, hint)
     })?;
+    let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
     let mut prompts = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let prompt = line.trim().trim_start_matches('\u{feff}');
-        if prompt.is_empty() || prompt.starts_with('#') {
+        let line = line.trim().trim_start_matches('\u{feff}');
+        if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        check_prompt(prompt, &format!("{name}:{}", index + 1), field)?;
-        prompts.push(prompt.to_owned());
+        let place = format!("{name}:{}", index + 1);
+        let prompt = if is_json { from_json(line, path, &place, field)? } else { Prompt::from(line.to_owned()) };
+        check_prompt(&prompt.text, &place, field)?;
+        prompts.push(prompt);
     }
     if prompts.is_empty() {
         let message = format!("`{field}` is `{name}`, which holds no prompt");
         return Err(SettingsError::new(&name, field, message, "one prompt per line; lines that start with `#` do not count"));
     }
     Ok(prompts)
+}
+
+fn from_json(line: &str, path: &Path, place: &str, field: &str) -> Result<Prompt, SettingsError> {
+    let Line { prompt, image } = serde_json::from_str(line).map_err(|error| {
+        let message = format!("`{field}`: {error}");
+        SettingsError::new(place, field, message, "a line is an object: `{\"prompt\": \"a red fox\", \"image\": \"fox.png\"}`")
+    })?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    Ok(Prompt { text: prompt.trim().to_owned(), image: image.map(|image| folder.join(image)) })
 }
 
 /// Refuses control characters: they are invisible, and the tokenizer would pass them to the model.

@@ -151,6 +151,19 @@ impl Settings {
 }
 
 impl Settings {
+    /// Checks that what the recipe records can be replayed: a recording has no images.
+    ///
+    /// # Errors
+    /// `debug.save_rollouts` with a model of image-to-video.
+    pub fn check_recording(&self, with_image: bool) -> Result<(), SettingsError> {
+        if !(with_image && self.debug.save_rollouts) {
+            return Ok(());
+        }
+        let (name, field) = (self.model.path.display(), "debug.save_rollouts");
+        let message = format!("`{field}` is `true`, but rollouts of a model that starts with an image cannot be recorded");
+        Err(SettingsError::new(name.to_string(), field, message, "leave it out"))
+    }
+
     /// Checks that the model has a use for every setting, given where its second network takes over, if it has one.
     ///
     /// # Errors

@@ -43,8 +43,9 @@ pub(super) fn check(dir: &Path) -> Result<()> {
 const MODEL_INDEX: &str = "model_index.json";
 
 fn check_index(index: &ModelIndex) -> std::result::Result<(), (String, &'static str)> {
-    if index.class_name != "WanPipeline" {
-        return Err((format!("`_class_name` is `{}`", index.class_name), "only `WanPipeline`, Wan text-to-video, is supported"));
+    if !["WanPipeline", "WanImageToVideoPipeline"].contains(&index.class_name.as_str()) {
+        let hint = "only `WanPipeline` and `WanImageToVideoPipeline`, Wan from text or from an image, are supported";
+        return Err((format!("`_class_name` is `{}`", index.class_name), hint));
     }
     Ok(())
 }

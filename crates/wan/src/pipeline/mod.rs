@@ -1,4 +1,4 @@
-//! From a prompt to a video: the text-to-video pipeline over a diffusers model folder.
+//! From a prompt, and an image for some models, to a video: the pipeline over a diffusers model folder.
 //!
 //! Legend: `B` batch, `C` latent channels, `f`, `h`, `w` size of the latents, `F`, `H`, `W` size of the video.
 
@@ -12,6 +12,7 @@ pub use scheduler::SchedulerConfig;
 use crate::error::{Error, Result};
 use crate::experts::{Boundary, Experts, SECOND, SecondExpert};
 use crate::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
+use crate::image::ImageCondition;
 use crate::solver::{Solver, SolverKind};
 use crate::text::{PromptEmbeds, PromptEncoder};
 use crate::transformer::{TransformerConfig, WanTransformer};
@@ -21,7 +22,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::{Key, Purpose, Schedule};
 use std::path::Path;
 
-/// A whole text-to-video model.
+/// A whole text-to-video or image-to-video model.
 #[derive(Debug)]
 pub struct WanPipeline {
     /// The velocity network; where there are two, that of the noisy steps.
@@ -111,7 +112,9 @@ impl WanPipeline {
         let schedule = request.schedule(&self.scheduler)?;
         let latents = request.start(shape, &self.device)?;
         let text = self.guided_text(request)?;
-        let velocity = self.guided_velocity(&text, request.guidance(), shape);
+        let image =
+            request.image(&self.transformer.config, &self.device)?.map(|image| ImageCondition::new(&self.vae, image, request.num_frames));
+        let velocity = self.guided_velocity(&text, request.guidance(), shape).with_image(image);
         let solver = request.solver.unwrap_or(self.scheduler.solver);
         let total = schedule.num_steps();
         let latents = denoise(&velocity, solver, &schedule, latents, &mut |step, _| on_step(step + 1, total));
@@ -138,8 +141,20 @@ impl WanPipeline {
 
 /// The parts must agree about the latents and about the text.
 fn check_parts(dir: &Path, transformer: &TransformerConfig, vae: &VaeConfig, text: &Umt5Config) -> Result<()> {
+    if transformer.image_dim.is_some() {
+        let hint = "models whose transformer reads the image beside the latents alone are supported: Wan2.2 I2V-A14B";
+        return Err(Error::invalid(
+            dir,
+            "its transformer needs an image encoder (`image_dim` is set), as that of Wan2.1 image-to-video",
+            hint,
+        ));
+    }
+    let read = match transformer.starts_with_image() {
+        true => ("vae z_dim, with the channels of an image,", vae.z_dim + ImageCondition::num_channels(vae)),
+        false => ("vae z_dim", vae.z_dim),
+    };
     let pairs = [
-        ("transformer in_channels", transformer.in_channels, "vae z_dim", vae.z_dim),
+        ("transformer in_channels", transformer.in_channels, read.0, read.1),
         ("transformer out_channels", transformer.out_channels, "vae z_dim", vae.z_dim),
         ("transformer text_dim", transformer.text_dim, "text_encoder d_model", text.d_model),
     ];

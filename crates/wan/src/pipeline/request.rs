@@ -20,6 +20,8 @@ pub struct SampleRequest {
     pub height: usize,
     /// Width in pixels.
     pub width: usize,
+    /// What the video starts with, [1, 3, H, W] in [0, 1]: for models of image-to-video, and no others.
+    pub image: Option<Tensor<4>>,
     /// Frames, 4k + 1 for Wan2.1.
     pub num_frames: usize,
     /// Denoising steps.
@@ -49,6 +51,7 @@ impl Default for SampleRequest {
             negative_prompt: String::new(),
             height: 480,
             width: 832,
+            image: None,
             num_frames: 81,
             num_inference_steps: 50,
             guidance_scale: 5.0,
@@ -111,7 +114,28 @@ impl SampleRequest {
                 return Err(argument(name, scale, "it must be a number from 1 up", "1 is no guidance; Wan is usually sampled with 5"));
             }
         }
-        Ok([1, transformer.in_channels, vae.latent_frames(self.num_frames), self.height / space, self.width / space])
+        Ok([1, transformer.out_channels, vae.latent_frames(self.num_frames), self.height / space, self.width / space])
+    }
+
+    /// The image, if the model starts with one.
+    ///
+    /// # Errors
+    /// An image that is absent, has another size than the video, or that the model cannot use.
+    pub(super) fn image(&self, transformer: &TransformerConfig, device: &Device) -> Result<Option<Tensor<4>>> {
+        match (&self.image, transformer.starts_with_image()) {
+            (None, true) => Err(argument("image", "absent", "the model makes videos of images", "give the first frame of the video")),
+            (Some(_), false) => {
+                Err(argument("image", "given", "the model makes videos of text alone", "leave it out, or use a model of image-to-video"))
+            }
+            (None, false) => Ok(None),
+            (Some(image), true) => {
+                let (expected, got) = ([1, 3, self.height, self.width], image.dims());
+                if expected != got {
+                    return Err(argument("image", format!("{got:?}"), &format!("this video starts with one of {expected:?}"), "resize it"));
+                }
+                Ok(Some(image.clone().inner().to_device(&device.clone().inner())))
+            }
+        }
     }
 
     /// The schedule: the model's, where the request does not say otherwise.

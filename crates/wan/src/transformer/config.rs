@@ -66,18 +66,24 @@ impl TransformerConfig {
         Ok(config)
     }
 
-    /// The sizes of a released text-to-video model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
-    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`): enough to plan a run on a machine that does not have it.
+    /// The sizes of a released model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
+    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`): enough to plan a run on a machine that does not have it.
     pub fn released(folder: &str) -> Option<Self> {
         match folder.to_ascii_lowercase() {
             // each of its two networks
             name if name.contains("wan2.2-t2v-a14b") => Some(Self::wan21_14b()),
+            name if name.contains("wan2.2-i2v-a14b") => Some(Self::wan22_i2v_14b()),
             name if name.contains("wan2.2-ti2v-5b") => Some(Self::wan22_ti2v_5b()),
             name if !name.contains("wan2.1-t2v") => None,
             name if name.contains("1.3b") => Some(Self::wan21_1_3b()),
             name if name.contains("14b") => Some(Self::wan21_14b()),
             _ => None,
         }
+    }
+
+    /// Whether it reads the start of the video beside the latents (image-to-video): channels that it does not write.
+    pub fn starts_with_image(&self) -> bool {
+        self.in_channels > self.out_channels
     }
 
     /// Wan2.1 text-to-video 1.3B.
@@ -88,6 +94,11 @@ impl TransformerConfig {
     /// Wan2.1 text-to-video 14B.
     pub fn wan21_14b() -> Self {
         Self::wan21(40, 13824, 40)
+    }
+
+    /// Each network of Wan2.2 image-to-video A14B: it reads 4 channels of a mask and 16 of the image beside the latents.
+    pub fn wan22_i2v_14b() -> Self {
+        Self { in_channels: 36, ..Self::wan21_14b() }
     }
 
     /// Wan2.2 text-and-image-to-video 5B.

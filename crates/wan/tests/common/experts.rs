@@ -13,6 +13,36 @@ pub const SECOND_IS: f32 = 0.75;
 
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
+/// A copy of wan-tiny whose network starts with an image: it reads its own channels, the first `mask` of them times 0.7, and all times 0.5, as that of
+/// golden/make_i2v_pipeline.py.
+#[allow(dead_code, reason = "not every test needs one")]
+pub fn image_to_video(from: &Path) -> tempfile::TempDir {
+    const MASK: usize = 4;
+    let dir = tempfile::tempdir().expect("temporary folder");
+    copy(from, dir.path());
+    let index = dir.path().join("model_index.json");
+    let text = std::fs::read_to_string(&index).expect("read");
+    std::fs::write(&index, text.replace("\"WanPipeline\"", "\"WanImageToVideoPipeline\"")).expect("write");
+    let transformer = dir.path().join("transformer");
+    let config = std::fs::read_to_string(transformer.join("config.json")).expect("read");
+    std::fs::write(transformer.join("config.json"), config.replace("\"in_channels\": 16", "\"in_channels\": 36")).expect("write");
+    let files = WeightFiles::open_file(&transformer.join(WEIGHTS)).expect("weights");
+    let tensor = |name: &str| {
+        let (mut shape, values) = (files.shape(name).expect("shape"), files.floats(name).expect("values"));
+        if name != "patch_embedding.weight" {
+            return (shape, values);
+        }
+        let (channels, taps) = (shape[1], shape[2..].iter().product::<usize>());
+        let times = |values: &[f32], factor: f32| values.iter().map(|value| factor * value).collect::<Vec<f32>>();
+        let row = |own: &[f32]| [own.to_vec(), times(&own[..MASK * taps], 0.7), times(own, 0.5)].concat();
+        shape[1] = 2 * channels + MASK;
+        (shape, values.chunks_exact(channels * taps).flat_map(row).collect())
+    };
+    let tensors: BTreeMap<_, _> = files.names().map(|name| (name.to_owned(), tensor(name))).collect();
+    write_safetensors(&transformer.join(WEIGHTS), &tensors, None).expect("write");
+    dir
+}
+
 /// A copy of a model folder, with a second network below `boundary_ratio`.
 pub fn two_experts(from: &Path, boundary_ratio: f64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");

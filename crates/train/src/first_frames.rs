@@ -1,0 +1,77 @@
+//! What videos start with: a picture for each prompt, for models of image-to-video.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+use wan::image::ImageCondition;
+use wan::vae::AutoencoderKlWan;
+
+use crate::error::{Error, Result};
+use crate::settings::{Prompt, SamplingSettings, SettingsError};
+
+/// Encoded pictures that are kept: neighbouring micro-batches are of few prompts.
+const KEPT: usize = 4;
+
+/// The pictures of a list of prompts. They are read and encoded when it is their prompt's turn: all of them would not fit into memory.
+#[derive(Debug, Clone)]
+pub struct FirstFrames {
+    /// By prompt.
+    paths: Vec<PathBuf>,
+    /// Those encoded last, by prompt.
+    recent: Arc<Mutex<Vec<(usize, ImageCondition)>>>,
+}
+
+impl FirstFrames {
+    /// Those of `prompts`, which the recipe names in `field`: one each where the model starts `with_image`, else none. All are read once, to know that
+    /// they can be.
+    ///
+    /// # Errors
+    /// A prompt without a picture, or with one that the model has no use for; a picture that cannot be read.
+    pub fn of(prompts: &[Prompt], field: &str, with_image: bool) -> Result<Option<Self>> {
+        let number = |found: Option<usize>| found.map(|index| (index + 1, &prompts[index].text));
+        let error = |message: String, hint: &str| Error::from(SettingsError::new(field, field, message, hint));
+        if !with_image {
+            return match number(prompts.iter().position(|prompt| prompt.image.is_some())) {
+                Some((number, text)) => {
+                    let message = format!("prompt {number}, `{text}`, has an image, but the model makes videos of text alone");
+                    Err(error(message, "leave `image` out, or train a model of image-to-video"))
+                }
+                None => Ok(None),
+            };
+        }
+        if let Some((number, text)) = number(prompts.iter().position(|prompt| prompt.image.is_none())) {
+            let hint = "name a file that ends in `.jsonl`, with lines like `{\"prompt\": \"a red fox\", \"image\": \"fox.png\"}`";
+            return Err(error(format!("prompt {number}, `{text}`, has no image, but the model makes videos of images"), hint));
+        }
+        let paths: Vec<PathBuf> = prompts.iter().filter_map(|prompt| prompt.image.clone()).collect();
+        paths.par_iter().try_for_each(|path| video::check_picture(path).map_err(Error::Picture))?;
+        Ok(Some(Self { paths, recent: Arc::default() }))
+    }
+
+    /// What the networks know of the pictures of some prompts. Each is encoded by itself, so that its bits depend on no other.
+    ///
+    /// # Errors
+    /// A picture that cannot be read any more.
+    pub fn condition(&self, prompts: &[usize], vae: &AutoencoderKlWan, size: &SamplingSettings, device: &Device) -> Result<ImageCondition> {
+        let parts = prompts.iter().map(|&prompt| self.one(prompt, vae, size, device)).collect::<Result<Vec<_>>>()?;
+        Ok(ImageCondition { channels: Tensor::cat(parts.into_iter().map(|part| part.channels).collect(), 0) })
+    }
+
+    fn one(&self, prompt: usize, vae: &AutoencoderKlWan, size: &SamplingSettings, device: &Device) -> Result<ImageCondition> {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, condition)) = recent.iter().find(|(kept, _)| *kept == prompt) {
+            return Ok(condition.clone());
+        }
+        let SamplingSettings { height, width, num_frames, .. } = *size;
+        let picture = video::read_picture(&self.paths[prompt], height, width).map_err(Error::Picture)?;
+        let image: Tensor<4> = Tensor::from_data(TensorData::new(picture.into_data(), [1, height, width, 3]), device).permute([0, 3, 1, 2]);
+        let condition = ImageCondition::new(vae, image, num_frames);
+        if recent.len() == KEPT {
+            recent.remove(0);
+        }
+        recent.push((prompt, condition.clone()));
+        Ok(condition)
+    }
+}

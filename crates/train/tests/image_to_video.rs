@@ -1,0 +1,118 @@
+//! Training a model of image-to-video: two small networks that read the start of a video beside the latents.
+
+#[path = "../../wan/tests/common/experts.rs"]
+mod experts;
+
+use burn::tensor::Device;
+use std::path::{Path, PathBuf};
+use train::evaluate::evaluate;
+use train::iteration::{IterationMetrics, iteration};
+use train::settings::Settings;
+use train::trainer::Trainer;
+use wan::weights::to_floats;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/wan-tiny")
+}
+
+/// A model folder, and prompts with pictures.
+struct World {
+    model: tempfile::TempDir,
+    prompts: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let one = experts::image_to_video(&golden());
+        let world = Self { model: experts::two_experts(one.path(), 0.9), prompts: tempfile::tempdir().expect("folder") };
+        world.write(
+            "prompts.jsonl",
+            "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\", \"image\": \"picture.jpg\"}\n",
+        );
+        for name in ["picture.png", "picture.jpg"] {
+            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures");
+            std::fs::copy(fixtures.join(name), world.prompts.path().join(name)).expect("copied");
+        }
+        world
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.prompts.path().join(name), text).expect("written");
+    }
+
+    fn settings(&self, more: &[&str]) -> Settings {
+        let prompts = self.prompts.path().join("prompts.jsonl");
+        let mut overrides: Vec<String> = [
+            format!("model.path={:?}", self.model.path()),
+            format!("prompts.train={:?}", prompts),
+            format!("prompts.eval={:?}", prompts),
+            "reward=[{ type = \"brightness\" }]".into(),
+            "sampling.num_frames=5".into(),
+            "sampling.height=32".into(),
+            "sampling.width=48".into(),
+            "sampling.num_inference_steps=4".into(),
+            "sampling.guidance_scale=3.0".into(),
+            "method.stochastic={ type = \"random\", count = 1, pool = 3 }".into(),
+            "rollout.prompts_per_iteration=2".into(),
+            "rollout.group_size=2".into(),
+            "rollout.micro_batch=2".into(),
+            "eval.num_prompts=2".into(),
+            "eval.samples_per_prompt=1".into(),
+            "eval.num_inference_steps=3".into(),
+        ]
+        .into();
+        overrides.extend(more.iter().map(|text| (*text).to_owned()));
+        Settings::load(None, &overrides).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn trainer(&self, more: &[&str]) -> Result<Trainer, String> {
+        Trainer::new(self.settings(more), &Device::flex()).map_err(|error| error.to_string())
+    }
+}
+
+/// Metrics of an iteration, the reward of an evaluation after it, and the adapters.
+fn run(trainer: &mut Trainer) -> (IterationMetrics, f64, Vec<f32>) {
+    let metrics = iteration(trainer, 0, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let evaluation = evaluate(trainer, "evaluation", &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let weights = trainer.policy.params().snapshot().into_iter().flat_map(to_floats).collect();
+    (metrics, evaluation.reward(), weights)
+}
+
+/// Replay sees what the rollout saw; an update moves the adapters, and is the same again to the last bit, whatever is kept or shared.
+#[test]
+fn a_run_learns_from_pictures() {
+    let world = World::new();
+    let (metrics, reward, weights) = run(&mut world.trainer(&[]).expect("trainer"));
+    assert_eq!(metrics.ratio_deviation, 0.0);
+    assert!(metrics.grad_norm > 0.0 && metrics.grad_norm.is_finite() && reward.is_finite());
+    for more in [&[][..], &["train.activation_checkpointing=true"], &["rollout.micro_batch=1"]] {
+        let (_, again, same) = run(&mut world.trainer(more).expect("trainer"));
+        assert!((again - reward).abs() < 1e-6 * reward && same.len() == weights.len(), "{more:?}");
+        if more.is_empty() {
+            assert!(again.to_bits() == reward.to_bits() && same == weights);
+        }
+    }
+    // another picture, another video
+    let grey = Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures/grey.png");
+    std::fs::copy(grey, world.prompts.path().join("picture.png")).expect("copied");
+    let (_, other, _) = run(&mut world.trainer(&[]).expect("trainer"));
+    assert!((other - reward).abs() > 1e-5, "{other} and {reward}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_sampled() {
+    let world = World::new();
+    let refused = |more: &[&str]| world.trainer(more).err().expect("refused");
+    let text = format!("model.path={:?}", golden());
+    let error = refused(&[&text]);
+    assert!(error.contains("`prompts.train`") || error.contains("prompt 1"), "{error}");
+    assert!(error.contains("text alone"), "{error}");
+    let error = refused(&["debug.save_rollouts=true"]);
+    assert!(error.contains("debug.save_rollouts"), "{error}");
+    world.write("prompts.jsonl", "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\"}\n");
+    let error = refused(&[]);
+    assert!(error.contains("prompt 2, `snow`, has no image") && error.contains("hint:"), "{error}");
+    world.write("prompts.jsonl", "{\"prompt\": \"a red fox\", \"image\": \"absent.png\"}\n");
+    let error = refused(&[]);
+    assert!(error.contains("absent.png") && error.contains("hint:"), "{error}");
+}
