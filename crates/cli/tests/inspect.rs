@@ -20,6 +20,7 @@ fn steps(recipe: &str) -> String {
 fn recipes_of_released_models() {
     insta::assert_snapshot!("wan_1_3b", steps("recipes/flash_grpo_wan_1_3b.toml"));
     insta::assert_snapshot!("wan_14b", steps("recipes/flash_grpo_wan_14b.toml"));
+    insta::assert_snapshot!("wan_i2v_14b", steps("recipes/flash_grpo_wan_i2v_14b.toml"));
     insta::assert_snapshot!("wan2_2_i2v_a14b", steps("recipes/flash_grpo_wan2_2_i2v_a14b.toml"));
     insta::assert_snapshot!("wan2_2_ti2v_5b", inspect(&["recipes/flash_grpo_wan2_2_ti2v_5b.toml"]));
     insta::assert_snapshot!("wan2_2_t2v_a14b", inspect(&["recipes/flash_grpo_wan2_2_t2v_a14b.toml"]));

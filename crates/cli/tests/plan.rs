@@ -18,6 +18,7 @@ fn plans() {
     let large = ["recipes/flash_grpo_wan_1_3b.toml", "--set", "model.path=Wan2.1-T2V-14B-Diffusers", "--device-memory", "64GiB"];
     insta::assert_snapshot!("larger_model", plan(&large));
     insta::assert_snapshot!("wan_14b", plan(&["recipes/flash_grpo_wan_14b.toml", "--device-memory", "141GB"]));
+    insta::assert_snapshot!("wan_i2v_14b", plan(&["recipes/flash_grpo_wan_i2v_14b.toml", "--device-memory", "141GB"]));
     insta::assert_snapshot!("wan2_2_i2v_a14b", plan(&["recipes/flash_grpo_wan2_2_i2v_a14b.toml", "--device-memory", "141GB"]));
     insta::assert_snapshot!("wan2_2_ti2v_5b", plan(&["recipes/flash_grpo_wan2_2_ti2v_5b.toml", "--device-memory", "80GiB"]));
     insta::assert_snapshot!("wan2_2_t2v_a14b", plan(&["recipes/flash_grpo_wan2_2_t2v_a14b.toml", "--device-memory", "141GB"]));

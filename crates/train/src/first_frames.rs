@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
-use wan::image::ImageCondition;
+use video::{Frames, Picture};
+use wan::clip::ClipVision;
+use wan::image::{ImageCondition, StartImage};
 use wan::vae::AutoencoderKlWan;
 
 use crate::error::{Error, Result};
@@ -46,7 +48,7 @@ impl FirstFrames {
             return Err(error(format!("prompt {number}, `{text}`, has no image, but the model makes videos of images"), hint));
         }
         let paths: Vec<PathBuf> = prompts.iter().filter_map(|prompt| prompt.image.clone()).collect();
-        paths.par_iter().try_for_each(|path| video::check_picture(path).map_err(Error::Picture))?;
+        paths.par_iter().try_for_each(|path| Picture::read(path).map(drop).map_err(Error::Picture))?;
         Ok(Some(Self { paths, recent: Arc::default() }))
     }
 
@@ -54,24 +56,48 @@ impl FirstFrames {
     ///
     /// # Errors
     /// A picture that cannot be read any more.
-    pub fn condition(&self, prompts: &[usize], vae: &AutoencoderKlWan, size: &SamplingSettings, device: &Device) -> Result<ImageCondition> {
-        let parts = prompts.iter().map(|&prompt| self.one(prompt, vae, size, device)).collect::<Result<Vec<_>>>()?;
-        Ok(ImageCondition { channels: Tensor::cat(parts.into_iter().map(|part| part.channels).collect(), 0) })
+    pub fn condition(&self, prompts: &[usize], readers: &Readers<'_>) -> Result<ImageCondition> {
+        Ok(ImageCondition::cat(prompts.iter().map(|&prompt| self.one(prompt, readers)).collect::<Result<_>>()?))
     }
 
-    fn one(&self, prompt: usize, vae: &AutoencoderKlWan, size: &SamplingSettings, device: &Device) -> Result<ImageCondition> {
+    fn one(&self, prompt: usize, readers: &Readers<'_>) -> Result<ImageCondition> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, condition)) = recent.iter().find(|(kept, _)| *kept == prompt) {
             return Ok(condition.clone());
         }
-        let SamplingSettings { height, width, num_frames, .. } = *size;
-        let picture = video::read_picture(&self.paths[prompt], height, width).map_err(Error::Picture)?;
-        let image: Tensor<4> = Tensor::from_data(TensorData::new(picture.into_data(), [1, height, width, 3]), device).permute([0, 3, 1, 2]);
-        let condition = ImageCondition::new(vae, image, num_frames);
+        let Readers { vae, encoder, size, device } = *readers;
+        let picture = Picture::read(&self.paths[prompt]).map_err(Error::Picture)?;
+        let image = start(&picture, size.height, size.width, encoder.map(|encoder| encoder.config.image_size), device);
+        let condition = ImageCondition::new(vae, encoder, image, size.num_frames);
         if recent.len() == KEPT {
             recent.remove(0);
         }
         recent.push((prompt, condition.clone()));
         Ok(condition)
     }
+}
+
+/// What looks at a picture, and at which size.
+#[derive(Clone, Copy)]
+pub struct Readers<'a> {
+    /// Encodes it as the first frame.
+    pub vae: &'a AutoencoderKlWan,
+    /// Says what is in it, where the network attends to that.
+    pub encoder: Option<&'a ClipVision>,
+    /// Size of the videos.
+    pub size: &'a SamplingSettings,
+    /// Where they are.
+    pub device: &'a Device,
+}
+
+/// A picture as the first frame of a video of the given size, and as a square for an image encoder, if there is one.
+///
+/// # Panics
+/// If a size is 0 or above 16384.
+pub fn start(picture: &Picture, height: usize, width: usize, square: Option<usize>, device: &Device) -> StartImage {
+    let tensor = |frames: Frames| {
+        let shape = [1, frames.height(), frames.width(), 3];
+        Tensor::<4>::from_data(TensorData::new(frames.into_data(), shape), device).permute([0, 3, 1, 2])
+    };
+    StartImage { frame: tensor(picture.stretched(height, width)), square: square.map(|side| tensor(picture.square(side))) }
 }

@@ -55,7 +55,8 @@ impl Conditioning {
     /// The text's keys and values.
     pub fn text(&self, policy: &Policy, record: bool) -> GuidedText {
         let negative = self.negative.as_ref().filter(|_| self.guidance() != 1.0.into());
-        GuidedText::new(policy.experts(), &self.prompts, negative, record)
+        let features = self.image.as_ref().and_then(|image| image.features.clone());
+        GuidedText::with_image(policy.experts(), &self.prompts, negative, features, record)
     }
 
     /// The guided velocity of some of the samples, computed as that of all of them is. A sample's latents have the shape `latents`

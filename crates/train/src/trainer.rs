@@ -3,7 +3,7 @@
 use crate::collective::{Alone, Collective};
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
-use crate::first_frames::FirstFrames;
+use crate::first_frames::{FirstFrames, Readers};
 use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
@@ -17,6 +17,7 @@ use grpo::{LossWeights, Recipe, Schedule};
 use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
 use std::path::Path;
 use video::Frames;
+use wan::clip::ClipVision;
 use wan::experts::SecondExpert;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
@@ -38,6 +39,8 @@ pub struct Trainer {
     pub policy: Policy,
     /// Latents to frames.
     pub vae: AutoencoderKlWan,
+    /// Images to what the network attends to, in Wan2.1 image-to-video.
+    pub image_encoder: Option<ClipVision>,
     /// Prompts of the rollouts.
     pub train_prompts: PromptSet,
     /// Held-out prompts.
@@ -104,6 +107,7 @@ impl Trainer {
         let [train_prompts, eval_prompts] = [train_prompts.with_images(train_images), eval_prompts.with_images(eval_images)];
         let dtype = settings.train.mixed_precision.dtype();
         let (transformer, vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
+        let image_encoder = WanPipeline::load_image_encoder(&folder, &transformer.config, device)?;
         let second = SecondExpert::load(&folder, device, dtype)?;
         let mut policy = Policy::of_experts(transformer, second, &settings.policy, settings.seed, device)?;
         policy.activation_checkpointing = settings.train.activation_checkpointing;
@@ -115,6 +119,7 @@ impl Trainer {
             eval_schedule: settings.eval_schedule()?,
             policy,
             vae,
+            image_encoder,
             train_prompts,
             eval_prompts,
             negative: negative.embeds,
@@ -145,7 +150,9 @@ impl Trainer {
         let mut distinct: Vec<usize> = prompt_ids.to_vec();
         distinct.dedup();
         let place = |id: &usize| distinct.iter().position(|d| d == id).unwrap_or_default();
-        let image = set.images.as_ref().map(|images| images.condition(&distinct, &self.vae, &self.settings.sampling, &self.device));
+        let (vae, encoder) = (&self.vae, self.image_encoder.as_ref());
+        let readers = Readers { vae, encoder, size: &self.settings.sampling, device: &self.device };
+        let image = set.images.as_ref().map(|images| images.condition(&distinct, &readers));
         Ok(Conditioning {
             prompts: set.embeds.select(&distinct),
             negative: Some(self.negative.clone()),

@@ -6,10 +6,12 @@ mod experts;
 use burn::tensor::Device;
 use std::path::{Path, PathBuf};
 use train::evaluate::evaluate;
+use train::first_frames::start;
 use train::iteration::{IterationMetrics, iteration};
 use train::settings::Settings;
 use train::trainer::Trainer;
-use wan::weights::to_floats;
+use video::Picture;
+use wan::weights::{WeightFiles, to_floats};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/wan-tiny")
@@ -22,9 +24,19 @@ struct World {
 }
 
 impl World {
+    /// As Wan2.2: two networks that read the picture beside the latents.
     fn new() -> Self {
         let one = experts::image_to_video(&golden());
-        let world = Self { model: experts::two_experts(one.path(), 0.9), prompts: tempfile::tempdir().expect("folder") };
+        Self::of(experts::two_experts(one.path(), 0.9))
+    }
+
+    /// As Wan2.1: one network, which attends to what an image encoder says, too.
+    fn with_encoder() -> Self {
+        Self::of(experts::image_to_video_with_encoder(golden().parent().expect("folder")))
+    }
+
+    fn of(model: tempfile::TempDir) -> Self {
+        let world = Self { model, prompts: tempfile::tempdir().expect("folder") };
         world.write(
             "prompts.jsonl",
             "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\", \"image\": \"picture.jpg\"}\n",
@@ -79,9 +91,7 @@ fn run(trainer: &mut Trainer) -> (IterationMetrics, f64, Vec<f32>) {
 }
 
 /// Replay sees what the rollout saw; an update moves the adapters, and is the same again to the last bit, whatever is kept or shared.
-#[test]
-fn a_run_learns_from_pictures() {
-    let world = World::new();
+fn learns_from_pictures(world: &World) {
     let (metrics, reward, weights) = run(&mut world.trainer(&[]).expect("trainer"));
     assert_eq!(metrics.ratio_deviation, 0.0);
     assert!(metrics.grad_norm > 0.0 && metrics.grad_norm.is_finite() && reward.is_finite());
@@ -97,6 +107,29 @@ fn a_run_learns_from_pictures() {
     std::fs::copy(grey, world.prompts.path().join("picture.png")).expect("copied");
     let (_, other, _) = run(&mut world.trainer(&[]).expect("trainer"));
     assert!((other - reward).abs() > 1e-5, "{other} and {reward}");
+}
+
+#[test]
+fn a_run_learns_from_pictures() {
+    learns_from_pictures(&World::new());
+}
+
+#[test]
+fn a_run_learns_from_pictures_and_what_an_encoder_says_of_them() {
+    learns_from_pictures(&World::with_encoder());
+}
+
+/// The square that the encoder sees is that of the Python library, which rounds to bytes elsewhere.
+#[test]
+fn squares_are_prepared_as_the_reference_does() {
+    let golden = WeightFiles::open_file(&golden().join("../clip.safetensors")).expect("golden file");
+    let picture = Picture::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures/picture.png")).expect("a picture");
+    let square = start(&picture, 32, 48, Some(16), &Device::flex()).square.expect("a square");
+    let (mean, std) = ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_5_f32, 0.261_302_6, 0.275_777_1]);
+    let pixels = golden.floats("picture").expect("values");
+    let expected = pixels.iter().enumerate().map(|(i, value)| value * std[i / 256] + mean[i / 256]);
+    let worst = to_floats(square).into_iter().zip(expected).map(|(a, b): (f32, f32)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1.5 / 255.0, "{worst}");
 }
 
 #[test]

@@ -12,39 +12,48 @@ use crate::{Frames, VideoError};
 /// The longest side of a picture that is read.
 const MAX_SIDE: usize = 16_384;
 
-/// Reads a PNG or JPEG file as one frame [1, H, W, 3] of the given size.
-///
-/// Of another size, it is stretched by a Lanczos filter of radius 3 on bytes, as Pillow and so diffusers do. Grey becomes colour, transparency does not
-/// count.
-///
-/// # Errors
-///
-/// When the file cannot be read, is neither PNG nor JPEG, or is broken; when a size is zero.
-pub fn read_picture(path: impl AsRef<Path>, height: usize, width: usize) -> Result<Frames, VideoError> {
-    let path = path.as_ref();
-    let picture = decode(path)?;
-    let pixels = picture.resize(width, height).map_err(|message| VideoError::Picture { path: path.into(), message })?;
-    let values = pixels.iter().flat_map(|pixel| pixel.0).map(|byte| f32::from(byte) / 255.0).collect();
-    Frames::new(1, height, width, values)
-}
-
-/// Whether a file is a picture that [`read_picture`] reads; decodes it.
-///
-/// # Errors
-///
-/// As [`read_picture`].
-pub fn check_picture(path: impl AsRef<Path>) -> Result<(), VideoError> {
-    decode(path.as_ref()).map(drop)
-}
-
-/// An RGB picture.
-struct Picture {
+/// An RGB picture, in bytes.
+#[derive(Clone)]
+pub struct Picture {
     width: usize,
     height: usize,
     pixels: Vec<U8x3>,
 }
 
 impl Picture {
+    /// Reads a PNG or JPEG file. Grey becomes colour, transparency does not count.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read, is neither PNG nor JPEG, or is broken.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, VideoError> {
+        decode(path.as_ref())
+    }
+
+    /// As one frame [1, H, W, 3] of a size, to which it is stretched by a Lanczos filter of radius 3 on bytes, as Pillow and so diffusers do.
+    ///
+    /// # Panics
+    ///
+    /// If a size is 0 or above 16384.
+    pub fn stretched(&self, height: usize, width: usize) -> Frames {
+        frame(self.resized(width, height, FilterType::Lanczos3), height, width)
+    }
+
+    /// Its middle as one frame [1, S, S, 3]: the shorter side becomes S by a bicubic filter, the longer one is cut, as CLIP's images are prepared.
+    ///
+    /// # Panics
+    ///
+    /// If the side is 0 or above 4096.
+    pub fn square(&self, side: usize) -> Frames {
+        let long = |length: usize, short: usize| (side * length / short).clamp(1, MAX_SIDE);
+        let (width, height) =
+            if self.width < self.height { (side, long(self.height, self.width)) } else { (long(self.width, self.height), side) };
+        let pixels = self.resized(width, height, FilterType::CatmullRom);
+        let (left, top) = ((width - side) / 2, (height - side) / 2);
+        let rows = pixels.chunks_exact(width).skip(top).take(side);
+        frame(rows.flat_map(|row| row[left..left + side].iter().copied()).collect(), side, side)
+    }
+
     /// From bytes of `channels` values a pixel: grey, grey and alpha, RGB, RGB and alpha.
     fn new(width: usize, height: usize, bytes: &[u8], channels: usize) -> Result<Self, String> {
         if width == 0 || height == 0 || width.max(height) > MAX_SIDE {
@@ -58,21 +67,24 @@ impl Picture {
         Ok(Self { width, height, pixels })
     }
 
-    fn resize(self, width: usize, height: usize) -> Result<Vec<U8x3>, String> {
+    fn resized(&self, width: usize, height: usize, filter: FilterType) -> Vec<U8x3> {
         if (width, height) == (self.width, self.height) {
-            return Ok(self.pixels);
+            return self.pixels.clone();
         }
-        if width == 0 || height == 0 || width.max(height) > MAX_SIDE {
-            return Err(format!("it cannot have {width}x{height} pixels"));
-        }
-        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Lanczos3)).use_alpha(false);
-        let source = TypedImageRef::new(self.width as u32, self.height as u32, &self.pixels).map_err(|e| e.to_string())?;
+        assert!((1..=MAX_SIDE).contains(&width) && (1..=MAX_SIDE).contains(&height), "a picture of {width}x{height} pixels");
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
         let mut pixels = vec![U8x3::new([0; 3]); width * height];
-        let mut target = TypedImage::<U8x3>::from_pixels_slice(width as u32, height as u32, &mut pixels).map_err(|e| e.to_string())?;
-        Resizer::new().resize_typed(&source, &mut target, &options).map_err(|e| e.to_string())?;
+        let source = TypedImageRef::new(self.width as u32, self.height as u32, &self.pixels).expect("as many pixels as its size says");
+        let mut target = TypedImage::from_pixels_slice(width as u32, height as u32, &mut pixels).expect("as many pixels as its size says");
+        Resizer::new().resize_typed(&source, &mut target, &options).expect("sizes above 0");
         drop(target);
-        Ok(pixels)
+        pixels
     }
+}
+
+fn frame(pixels: Vec<U8x3>, height: usize, width: usize) -> Frames {
+    let values = pixels.iter().flat_map(|pixel| pixel.0).map(|byte| f32::from(byte) / 255.0).collect();
+    Frames::new(1, height, width, values).expect("as many pixels as its size says")
 }
 
 fn decode(path: &Path) -> Result<Picture, VideoError> {

@@ -73,15 +73,39 @@ impl GuidedText {
     /// # Panics
     /// If the number of negative prompts is neither 1 nor P, or the padding of the two differs.
     pub fn new<'a>(experts: impl Into<Experts<'a>>, prompts: &PromptEmbeds, negatives: Option<&PromptEmbeds>, record: bool) -> Self {
+        Self::with_image(experts, prompts, negatives, None, record)
+    }
+
+    /// The same beside what an image encoder says of the P images [P, I, D], for networks that attend to it. Both branches see the image.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new); if the networks have no use for it.
+    pub fn with_image<'a>(
+        experts: impl Into<Experts<'a>>,
+        prompts: &PromptEmbeds,
+        negatives: Option<&PromptEmbeds>,
+        image: Option<Tensor<3>>,
+        record: bool,
+    ) -> Self {
         let experts = experts.into();
-        let contexts = |text: &PromptEmbeds| experts.networks().map(|network| network.text_context(text, record)).collect();
+        let contexts = |text: &PromptEmbeds, image: Option<Tensor<3>>| {
+            let context = |network: &WanTransformer| match &image {
+                Some(image) => network.text_and_image_context(text, image.clone(), record),
+                None => network.text_context(text, record),
+            };
+            experts.networks().map(context).collect()
+        };
         let num_prompts = prompts.batch_size();
         let Some(negatives) = negatives else {
-            return Self { contexts: contexts(prompts), num_prompts, num_negatives: 0 };
+            return Self { contexts: contexts(prompts, image), num_prompts, num_negatives: 0 };
         };
         let num_negatives = negatives.batch_size();
         assert!([1, num_prompts].contains(&num_negatives), "{num_negatives} negative prompts for {num_prompts} prompts");
-        Self { contexts: contexts(&PromptEmbeds::cat(prompts, negatives)), num_prompts, num_negatives }
+        // beside an image, the negative prompt is another one for each
+        let negatives =
+            if image.is_some() && num_negatives == 1 { negatives.select_uncut(&vec![0; num_prompts]) } else { negatives.clone() };
+        let images = image.map(|image| Tensor::cat(vec![image.clone(), image], 0));
+        Self { contexts: contexts(&PromptEmbeds::cat(prompts, &negatives), images), num_prompts, num_negatives: negatives.batch_size() }
     }
 
     /// Rows of the context for samples of the given prompts: of their prompts, and of their negative prompts.

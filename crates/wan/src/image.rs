@@ -1,9 +1,19 @@
 //! Where a video starts: what the networks of image-to-video know beside the text.
 //!
-//! Legend: `P` images, `s` frames of a latent frame, `Z` channels of the latents, `f`, `h`, `w` size of the latents, `H`, `W` size of the video.
+//! Legend: `P` images, `S` side of the images that an encoder sees, `I` its tokens, `s` frames of a latent frame, `Z` channels of the latents, `f`, `h`, `w` size of the latents, `H`, `W` size of the video.
 
+use crate::clip::ClipVision;
 use crate::vae::{AutoencoderKlWan, VaeConfig};
 use burn::tensor::{Int, Tensor};
+
+/// Pictures that videos start with, as their readers want them.
+#[derive(Debug, Clone)]
+pub struct StartImage {
+    /// Of the size of the video, [P, 3, H, W] in [0, 1].
+    pub frame: Tensor<4>,
+    /// Their middle, for an image encoder, where the model has one: [P, 3, S, S] in [0, 1].
+    pub square: Option<Tensor<4>>,
+}
 
 /// The first frames of videos, as networks with more channels than latents read them beside the noisy latents.
 #[derive(Debug, Clone)]
@@ -15,13 +25,20 @@ pub struct ImageCondition {
     ///
     /// [P, s + Z, f, h, w]
     pub channels: Tensor<5>,
+    /// What an image encoder says, which networks of Wan2.1 attend to beside the text: [P, I, D].
+    pub features: Option<Tensor<3>>,
 }
 
 impl ImageCondition {
-    /// Of images [P, 3, H, W] in [0, 1], which start videos of `num_frames` frames. As diffusers' `WanImageToVideoPipeline`.
-    pub fn new(vae: &AutoencoderKlWan, images: Tensor<4>, num_frames: usize) -> Self {
-        let [batch, channels, height, width] = images.dims();
-        let image = (images.mul_scalar(2.0) - 1.0).reshape([batch, channels, 1, height, width]);
+    /// Of images which start videos of `num_frames` frames. As diffusers' `WanImageToVideoPipeline`.
+    ///
+    /// # Panics
+    /// If there is an encoder, and no square for it.
+    pub fn new(vae: &AutoencoderKlWan, encoder: Option<&ClipVision>, images: StartImage, num_frames: usize) -> Self {
+        let features = encoder.map(|encoder| encoder.forward(images.square.expect("an image for the encoder")));
+        let frame = images.frame;
+        let [batch, channels, height, width] = frame.dims();
+        let image = (frame.mul_scalar(2.0) - 1.0).reshape([batch, channels, 1, height, width]);
         let grey = Tensor::zeros([batch, channels, num_frames - 1, height, width], (&image.device(), image.dtype()));
         let video = if num_frames > 1 { Tensor::cat(vec![image, grey], 2) } else { image };
         let latents = vae.normalise(vae.encode(video).mean);
@@ -33,7 +50,7 @@ impl ImageCondition {
         };
         let known = mask(1, true);
         let mask = if frames > 1 { Tensor::cat(vec![known, mask(frames - 1, false)], 2) } else { known };
-        Self { channels: Tensor::cat(vec![mask, latents], 1) }
+        Self { channels: Tensor::cat(vec![mask, latents], 1), features }
     }
 
     /// Channels that a network reads beside those of its latents.
@@ -49,7 +66,18 @@ impl ImageCondition {
         assert!(!indices.is_empty(), "an empty selection is not a batch");
         let rows: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.channels.device());
-        Self { channels: self.channels.clone().select(0, rows) }
+        let features = self.features.clone().map(|features| features.select(0, rows.clone()));
+        Self { channels: self.channels.clone().select(0, rows), features }
+    }
+
+    /// All of these, in order.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn cat(parts: Vec<Self>) -> Self {
+        let (channels, features): (Vec<_>, Vec<_>) = parts.into_iter().map(|part| (part.channels, part.features)).unzip();
+        let features: Vec<_> = features.into_iter().flatten().collect();
+        Self { channels: Tensor::cat(channels, 0), features: (!features.is_empty()).then(|| Tensor::cat(features, 0)) }
     }
 
     /// What a network reads: latents [B, Z, f, h, w] of samples whose images these are -> [B, Z + s + Z, f, h, w].

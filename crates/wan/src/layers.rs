@@ -85,6 +85,11 @@ impl Linear {
         Self::build(w, weight, Some(bias))
     }
 
+    /// The same without bias, of a convolution of images [out, c, kh, kw].
+    pub fn from_image_conv(w: &Weights, [out, c, kh, kw]: [usize; 4]) -> Self {
+        Self::build(w, w.param("weight", [out, c, kh, kw], Init::FanIn).flatten_rows(), None)
+    }
+
     fn build(w: &Weights, weight: Param<2>, bias: Option<Param<1>>) -> Self {
         let adapter = AdapterCell::default();
         let [out_features, in_features] = weight.shape();
@@ -174,6 +179,27 @@ pub fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, modulati
     }
     let scale = if modulation.offset == 0.0 { scale } else { scale.add_scalar(modulation.offset) };
     layer_norm(x, modulation.eps) * scale + shift
+}
+
+/// A layer norm with weight and bias, as PyTorch has it; in f32 whatever the dtype.
+#[derive(Debug)]
+pub struct AffineNorm {
+    weight: Param<1>,
+    bias: Param<1>,
+    eps: f64,
+}
+
+impl AffineNorm {
+    /// A norm over `dim` features.
+    pub fn new(w: &Weights, dim: usize, eps: f64) -> Self {
+        Self { weight: w.param_f32("weight", [dim], Init::Ones), bias: w.param_f32("bias", [dim], Init::Zeros), eps }
+    }
+
+    /// [B, L, D] -> same
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let (dtype, weight, bias) = (x.dtype(), self.weight.suit(&x).unsqueeze(), self.bias.suit(&x).unsqueeze());
+        cast(modulated_norm(x, weight, bias, Modulation { offset: 0.0, eps: self.eps }), dtype)
+    }
 }
 
 /// Changes the dtype if it differs.

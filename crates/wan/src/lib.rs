@@ -7,6 +7,7 @@ pub mod ops;
 pub mod param;
 pub mod weights;
 
+pub mod clip;
 pub mod config;
 pub mod device;
 pub mod experts;

@@ -7,7 +7,8 @@ mod experts;
 use burn::tensor::{DType, Tensor};
 use common::device::{allowed, device};
 use common::{Golden, assert_close, golden_dir, relative_error};
-use wan::image::ImageCondition;
+use wan::clip::{ClipVision, ClipVisionConfig};
+use wan::image::{ImageCondition, StartImage};
 use wan::original::original_name;
 use wan::pipeline::{SampleRequest, WanPipeline};
 use wan::text::PromptEmbeds;
@@ -138,7 +139,7 @@ fn request(golden: &Golden) -> SampleRequest {
     SampleRequest {
         prompt: "A red fox runs across a snowy field at sunrise.".into(),
         negative_prompt: "low quality, blurred details, static".into(),
-        image: Some(golden.tensor("image")),
+        image: Some(StartImage { frame: golden.tensor("image"), square: None }),
         height: 32,
         width: 48,
         num_frames: 9,
@@ -154,7 +155,7 @@ fn request(golden: &Golden) -> SampleRequest {
 #[test]
 fn matches_reference_image_to_video_pipeline() {
     let (golden, pipeline) = (Golden::open("i2v_pipeline"), pipeline());
-    let condition = ImageCondition::new(&pipeline.vae, golden.tensor("image"), 9);
+    let condition = ImageCondition::new(&pipeline.vae, None, StartImage { frame: golden.tensor("image"), square: None }, 9);
     assert_close(&golden, "condition", condition.channels, CONDITION);
     let made = pipeline.sample(&request(&golden), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
     let after: Tensor<6> = golden.tensor("latents_after_step");
@@ -176,8 +177,60 @@ fn images_that_do_not_fit_are_refused() {
         Ok(_) => panic!("sampled"),
     };
     assert!(refused(&pipeline, SampleRequest { image: None, ..request(&golden) }).contains("first frame"));
-    let small = Some(Tensor::zeros([1, 3, 16, 48], &device()));
+    let small = Some(StartImage { frame: Tensor::zeros([1, 3, 16, 48], &device()), square: None });
     assert!(refused(&pipeline, SampleRequest { image: small, ..request(&golden) }).contains("[1, 3, 32, 48]"));
     let text = WanPipeline::load(&golden_dir().join("wan-tiny"), &device(), DType::F32).unwrap_or_else(|e| panic!("{e}"));
     assert!(refused(&text, SampleRequest { guidance_scale_2: None, ..request(&golden) }).contains("of text alone"));
+}
+
+/// What the golden files have as normalised pixels, as images in [0, 1].
+fn images(golden: &Golden, name: &str) -> Tensor<4> {
+    let channel = |values: [f32; 3]| Tensor::<1>::from_floats(values, &device()).reshape([1, 3, 1, 1]);
+    let pixels: Tensor<4> = golden.tensor(name);
+    pixels * channel([0.268_629_5, 0.261_302_6, 0.275_777_1]) + channel([0.481_454_66, 0.457_827_5, 0.408_210_73])
+}
+
+#[test]
+fn matches_reference_image_encoder() {
+    let golden = Golden::open("clip");
+    let encoder = ClipVision::load(&golden_dir().join("clip-tiny"), &device()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(encoder.config.num_tokens(), 17);
+    for case in ["random", "picture"] {
+        assert_close(&golden, &format!("{case}_features"), encoder.forward(images(&golden, case)), FORWARD);
+    }
+    // the released one has 632 million parameters
+    assert_eq!(ClipVisionConfig::vit_h().num_parameters() / 1_000_000, 630);
+    assert_eq!(ClipVisionConfig::vit_h().num_tokens(), 257);
+}
+
+/// Wan2.1: an image encoder, to which both branches attend.
+#[test]
+fn matches_reference_image_to_video_pipeline_with_encoder() {
+    let dir = experts::image_to_video_with_encoder(&golden_dir());
+    let pipeline = WanPipeline::load(dir.path(), &device(), DType::F32).unwrap_or_else(|e| panic!("{e}"));
+    let (golden, picture) = (Golden::open("i2v21_pipeline"), Golden::open("clip"));
+    let image = StartImage { frame: golden.tensor("frame"), square: Some(images(&picture, "picture")) };
+    let request = SampleRequest { image: Some(image), guidance_scale_2: None, ..request(&Golden::open("i2v_pipeline")) };
+    let made = pipeline.sample(&request, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let after: Tensor<6> = golden.tensor("latents_after_step");
+    let last: Tensor<5> = after.narrow(0, 7, 1).squeeze_dim(0);
+    let error = relative_error(&to_floats(made.latents), &to_floats(last));
+    assert!(error <= allowed(LATENTS), "{error:e}");
+    // the encoder's image counts, and has to be there
+    let other = StartImage { square: Some(images(&picture, "picture").flip([3])), ..request.image.clone().expect("an image") };
+    let other = pipeline.sample(&SampleRequest { image: Some(other), ..request.clone() }, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let difference = relative_error(&to_floats(other.latents), &to_floats(golden.tensor::<6>("latents_after_step").narrow(0, 7, 1)));
+    assert!(difference > 1e-3, "{difference:e}");
+    let none = StartImage { square: None, ..request.image.clone().expect("an image") };
+    let error = pipeline.sample(&SampleRequest { image: Some(none), ..request }, &mut |_, _| {}).expect_err("refused").to_string();
+    assert!(error.contains("image encoder"), "{error}");
+}
+
+#[test]
+fn a_folder_without_its_image_encoder_is_refused() {
+    let dir = experts::image_to_video_with_encoder(&golden_dir());
+    std::fs::remove_file(dir.path().join("image_encoder/model.safetensors")).expect("removed");
+    std::fs::remove_dir_all(dir.path().join("image_processor")).expect("removed");
+    let error = WanPipeline::load(dir.path(), &device(), DType::F32).expect_err("refused").to_string();
+    assert!(error.contains("image_encoder/model.safetensors") && error.contains("image_processor/preprocessor_config.json"), "{error}");
 }

@@ -8,7 +8,10 @@ use burn::tensor::{Device, Tensor, TensorData};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use train::first_frames::start;
 use video::Frames;
+use wan::clip::{ClipVisionConfig, IMAGE_ENCODER};
+use wan::image::StartImage;
 use wan::pipeline::{Sample, SampleRequest, WanPipeline};
 use wan::solver::SolverKind;
 use wan::weights::{WeightFiles, to_floats, write_safetensors};
@@ -157,9 +160,8 @@ fn check_outputs(args: &SampleArgs) -> Result<()> {
 }
 
 fn request(args: &SampleArgs) -> Result<SampleRequest> {
-    let image = args.image.as_deref().map(|path| video::read_picture(path, args.height, args.width)).transpose()?;
     Ok(SampleRequest {
-        image: image.map(|picture| first_frame(&picture)),
+        image: args.image.as_deref().map(|path| start_image(args, path)).transpose()?,
         prompt: args.prompt.clone(),
         negative_prompt: args.negative_prompt.clone(),
         height: args.height,
@@ -177,10 +179,13 @@ fn request(args: &SampleArgs) -> Result<SampleRequest> {
     })
 }
 
-/// [1, 1, H, W, 3] -> [1, 3, H, W]
-fn first_frame(picture: &Frames) -> Tensor<4> {
-    let (height, width) = (picture.height(), picture.width());
-    Tensor::from_data(TensorData::new(picture.data().to_vec(), [1, height, width, 3]), &Device::flex()).permute([0, 3, 1, 2])
+/// A picture as the model wants it.
+fn start_image(args: &SampleArgs, path: &Path) -> Result<StartImage> {
+    let picture = video::Picture::read(path)?;
+    let model = wan::hub::resolve(&args.model)?;
+    let encoder = if model.join(IMAGE_ENCODER).is_dir() { Some(ClipVisionConfig::of_folder(&model)?) } else { None };
+    ensure!((1..=16384).contains(&args.height) && (1..=16384).contains(&args.width), "no video has {}x{} pixels", args.width, args.height);
+    Ok(start(&picture, args.height, args.width, encoder.map(|encoder| encoder.image_size), &Device::flex()))
 }
 
 /// `latents` [1, C, F, H, W] of a safetensors file.

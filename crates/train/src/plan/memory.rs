@@ -86,6 +86,7 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
         ("second transformer", (model.networks() - 1) * transformer(settings, &model.transformer)),
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
+        ("image encoder", F32 * model.image_encoder.as_ref().map_or(0, |encoder| encoder.num_parameters() as u64)),
         ("first frames", F32 * first_frames(settings, model, load)),
         ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
     ]

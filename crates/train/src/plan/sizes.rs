@@ -2,6 +2,7 @@
 
 use crate::settings::{PolicySettings, Settings};
 use serde::Serialize;
+use wan::clip::ClipVisionConfig;
 use wan::error::{Error, Result};
 use wan::experts::Boundary;
 use wan::text::PromptTokenizer;
@@ -20,6 +21,8 @@ pub struct ModelSizes {
     pub vae: VaeConfig,
     /// The text encoder.
     pub text_encoder: Umt5Config,
+    /// The image encoder, if there is one.
+    pub image_encoder: Option<ClipVisionConfig>,
 }
 
 impl ModelSizes {
@@ -30,8 +33,10 @@ impl ModelSizes {
     pub fn of(settings: &Settings) -> Result<Self> {
         let dir = &settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
         if dir.join("transformer/config.json").exists() {
+            let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
             return Ok(Self {
-                transformer: TransformerConfig::load(&dir.join("transformer/config.json"))?,
+                image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::of_folder(dir)).transpose()?,
+                transformer,
                 boundary: Boundary::of_folder(dir)?,
                 vae: VaeConfig::read(&dir.join("vae/config.json"))?,
                 text_encoder: Umt5Config::load(&dir.join("text_encoder"))?,
@@ -39,10 +44,16 @@ impl ModelSizes {
         }
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let Some(transformer) = TransformerConfig::released(&name) else {
-            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
+            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
         };
-        Ok(Self { transformer, boundary: Boundary::released(&name), vae: VaeConfig::released(&name), text_encoder: Umt5Config::xxl() })
+        Ok(Self {
+            image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::vit_h()),
+            transformer,
+            boundary: Boundary::released(&name),
+            vae: VaeConfig::released(&name),
+            text_encoder: Umt5Config::xxl(),
+        })
     }
 
     /// Velocity networks: one, or two of the same size.

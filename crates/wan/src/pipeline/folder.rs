@@ -1,8 +1,10 @@
 //! Is this a model folder, of the right kind, with everything in it?
 
+use crate::clip::{IMAGE_ENCODER, IMAGE_PROCESSOR};
 use crate::config::read_json;
 use crate::error::{Error, Result};
 use crate::experts::{Boundary, SECOND};
+use crate::transformer::TransformerConfig;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -60,11 +62,16 @@ fn missing_files(dir: &Path, has_second: bool) -> Vec<String> {
         "transformer/config.json",
         "vae/config.json",
     ];
+    // a config that cannot be read is reported when it is
+    let has_encoder = TransformerConfig::load(&dir.join("transformer/config.json")).is_ok_and(|config| config.image_dim.is_some());
+    let encoder = |file: String| has_encoder.then_some(file);
     let second = |file: &str| has_second.then(|| format!("{SECOND}/{file}"));
     let plain = PLAIN.map(str::to_owned).into_iter().chain(second("config.json"));
+    let plain =
+        plain.chain(encoder(format!("{IMAGE_ENCODER}/config.json"))).chain(encoder(format!("{IMAGE_PROCESSOR}/preprocessor_config.json")));
     let mut missing: Vec<String> = plain.filter(|file| !dir.join(file).exists()).collect();
     let stems = ["text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model"].map(str::to_owned);
-    for stem in stems.into_iter().chain(second("diffusion_pytorch_model")) {
+    for stem in stems.into_iter().chain(second("diffusion_pytorch_model")).chain(encoder(format!("{IMAGE_ENCODER}/model"))) {
         missing.extend(missing_weights(dir, &stem));
     }
     missing

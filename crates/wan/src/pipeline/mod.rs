@@ -9,6 +9,7 @@ mod scheduler;
 pub use request::SampleRequest;
 pub use scheduler::SchedulerConfig;
 
+use crate::clip::{ClipVision, ClipVisionConfig};
 use crate::error::{Error, Result};
 use crate::experts::{Boundary, Experts, SECOND, SecondExpert};
 use crate::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
@@ -33,6 +34,8 @@ pub struct WanPipeline {
     pub vae: AutoencoderKlWan,
     /// Prompts to embeddings.
     pub text_encoder: PromptEncoder,
+    /// Images to what the network attends to, in Wan2.1 image-to-video.
+    pub image_encoder: Option<ClipVision>,
     /// How the model's authors sample from it.
     pub scheduler: SchedulerConfig,
     device: Device,
@@ -59,7 +62,16 @@ impl WanPipeline {
         let second = SecondExpert::load(dir, device, dtype)?;
         let text_encoder = PromptEncoder::open(dir, device, DType::F32)?;
         let scheduler = SchedulerConfig::load(&dir.join("scheduler"))?;
-        Ok(Self { scheduler, transformer, second, vae, text_encoder, device: device.clone() })
+        let image_encoder = Self::load_image_encoder(dir, &transformer.config, device)?;
+        Ok(Self { scheduler, transformer, second, vae, text_encoder, image_encoder, device: device.clone() })
+    }
+
+    /// The image encoder, if the network needs one.
+    ///
+    /// # Errors
+    /// As [`ClipVision::load`].
+    pub fn load_image_encoder(dir: &Path, transformer: &TransformerConfig, device: &Device) -> Result<Option<ClipVision>> {
+        transformer.image_dim.map(|_| ClipVision::load(dir, device)).transpose()
     }
 
     /// The parts that denoise and decode, for a caller that has the embeddings of its prompts already; a second network is
@@ -111,9 +123,10 @@ impl WanPipeline {
         request.check_guidance(self.second.is_some())?;
         let schedule = request.schedule(&self.scheduler)?;
         let latents = request.start(shape, &self.device)?;
-        let text = self.guided_text(request)?;
-        let image =
-            request.image(&self.transformer.config, &self.device)?.map(|image| ImageCondition::new(&self.vae, image, request.num_frames));
+        let encoder = self.image_encoder.as_ref();
+        let image = request.image(&self.transformer.config, encoder.map(|encoder| &encoder.config), &self.device)?;
+        let image = image.map(|image| ImageCondition::new(&self.vae, encoder, image, request.num_frames));
+        let text = self.guided_text(request, image.as_ref())?;
         let velocity = self.guided_velocity(&text, request.guidance(), shape).with_image(image);
         let solver = request.solver.unwrap_or(self.scheduler.solver);
         let total = schedule.num_steps();
@@ -122,14 +135,15 @@ impl WanPipeline {
         Ok(Sample { latents, frames })
     }
 
-    fn guided_text(&self, request: &SampleRequest) -> Result<GuidedText> {
+    fn guided_text(&self, request: &SampleRequest, image: Option<&ImageCondition>) -> Result<GuidedText> {
         let encode = |prompt: &str| self.text_encoder.encode(&[prompt], request.max_sequence_length);
         let prompt = encode(&request.prompt)?;
         let negative: Option<PromptEmbeds> = match request.has_guidance() {
             true => Some(encode(&request.negative_prompt)?),
             false => None,
         };
-        Ok(GuidedText::new(self.experts(), &prompt, negative.as_ref(), false))
+        let features = image.and_then(|image| image.features.clone());
+        Ok(GuidedText::with_image(self.experts(), &prompt, negative.as_ref(), features, false))
     }
 
     /// The guided velocity of one sample with latents of `shape`.
@@ -141,19 +155,14 @@ impl WanPipeline {
 
 /// The parts must agree about the latents and about the text.
 fn check_parts(dir: &Path, transformer: &TransformerConfig, vae: &VaeConfig, text: &Umt5Config) -> Result<()> {
-    if transformer.image_dim.is_some() {
-        let hint = "models whose transformer reads the image beside the latents alone are supported: Wan2.2 I2V-A14B";
-        return Err(Error::invalid(
-            dir,
-            "its transformer needs an image encoder (`image_dim` is set), as that of Wan2.1 image-to-video",
-            hint,
-        ));
-    }
     let read = match transformer.starts_with_image() {
         true => ("vae z_dim, with the channels of an image,", vae.z_dim + ImageCondition::num_channels(vae)),
         false => ("vae z_dim", vae.z_dim),
     };
+    let encoder = transformer.image_dim.map(|dim| Ok::<_, Error>((dim, ClipVisionConfig::of_folder(dir)?.hidden_size))).transpose()?;
+    let (image_dim, features) = encoder.unwrap_or_default();
     let pairs = [
+        ("transformer image_dim", image_dim, "image_encoder hidden_size", features),
         ("transformer in_channels", transformer.in_channels, read.0, read.1),
         ("transformer out_channels", transformer.out_channels, "vae z_dim", vae.z_dim),
         ("transformer text_dim", transformer.text_dim, "text_encoder d_model", text.d_model),

@@ -1,8 +1,10 @@
 //! What to sample, and whether a model can.
 
 use super::{SchedulerConfig, initial_noise, sample_key};
+use crate::clip::ClipVisionConfig;
 use crate::error::{Error, Result};
 use crate::guidance::GuidanceScales;
+use crate::image::StartImage;
 use crate::solver::SolverKind;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -20,8 +22,8 @@ pub struct SampleRequest {
     pub height: usize,
     /// Width in pixels.
     pub width: usize,
-    /// What the video starts with, [1, 3, H, W] in [0, 1]: for models of image-to-video, and no others.
-    pub image: Option<Tensor<4>>,
+    /// What the video starts with: one, for models of image-to-video, and no others.
+    pub image: Option<StartImage>,
     /// Frames, 4k + 1 for Wan2.1.
     pub num_frames: usize,
     /// Denoising steps.
@@ -120,8 +122,13 @@ impl SampleRequest {
     /// The image, if the model starts with one.
     ///
     /// # Errors
-    /// An image that is absent, has another size than the video, or that the model cannot use.
-    pub(super) fn image(&self, transformer: &TransformerConfig, device: &Device) -> Result<Option<Tensor<4>>> {
+    /// An image that is absent, has another size than the video or the encoder's images, or that the model cannot use.
+    pub(super) fn image(
+        &self,
+        transformer: &TransformerConfig,
+        encoder: Option<&ClipVisionConfig>,
+        device: &Device,
+    ) -> Result<Option<StartImage>> {
         match (&self.image, transformer.starts_with_image()) {
             (None, true) => Err(argument("image", "absent", "the model makes videos of images", "give the first frame of the video")),
             (Some(_), false) => {
@@ -129,11 +136,23 @@ impl SampleRequest {
             }
             (None, false) => Ok(None),
             (Some(image), true) => {
-                let (expected, got) = ([1, 3, self.height, self.width], image.dims());
-                if expected != got {
-                    return Err(argument("image", format!("{got:?}"), &format!("this video starts with one of {expected:?}"), "resize it"));
-                }
-                Ok(Some(image.clone().inner().to_device(&device.clone().inner())))
+                let fits = |size: [usize; 2], image: &Tensor<4>| match (vec![1, 3, size[0], size[1]], image.dims()) {
+                    (expected, got) if expected == got => Ok(image.clone().inner().to_device(&device.clone().inner())),
+                    (expected, got) => Err(argument("image", format!("{got:?}"), &format!("expected one of {expected:?}"), "resize it")),
+                };
+                let square = match (encoder, &image.square) {
+                    (Some(encoder), Some(square)) => Some(fits([encoder.image_size; 2], square)?),
+                    (Some(_), None) => {
+                        return Err(argument(
+                            "image",
+                            "of the video's size alone",
+                            "the model has an image encoder",
+                            "give it a square, too",
+                        ));
+                    }
+                    (None, _) => None,
+                };
+                Ok(Some(StartImage { frame: fits([self.height, self.width], &image.frame)?, square }))
             }
         }
     }

@@ -67,11 +67,12 @@ impl TransformerConfig {
     }
 
     /// The sizes of a released model, recognised by the name of its folder (`Wan2.1-T2V-1.3B-Diffusers`,
-    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`): enough to plan a run on a machine that does not have it.
+    /// `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`): enough to plan a run on a machine that does not have it.
     pub fn released(folder: &str) -> Option<Self> {
         match folder.to_ascii_lowercase() {
             // each of its two networks
             name if name.contains("wan2.2-t2v-a14b") => Some(Self::wan21_14b()),
+            name if name.contains("wan2.1-i2v-14b") => Some(Self::wan21_i2v_14b()),
             name if name.contains("wan2.2-i2v-a14b") => Some(Self::wan22_i2v_14b()),
             name if name.contains("wan2.2-ti2v-5b") => Some(Self::wan22_ti2v_5b()),
             name if !name.contains("wan2.1-t2v") => None,
@@ -94,6 +95,12 @@ impl TransformerConfig {
     /// Wan2.1 text-to-video 14B.
     pub fn wan21_14b() -> Self {
         Self::wan21(40, 13824, 40)
+    }
+
+    /// Wan2.1 image-to-video 14B: the same, and it attends to what an image encoder says.
+    pub fn wan21_i2v_14b() -> Self {
+        let text = Self::wan22_i2v_14b();
+        Self { image_dim: Some(1280), added_kv_proj_dim: Some(text.dim()), ..text }
     }
 
     /// Each network of Wan2.2 image-to-video A14B: it reads 4 channels of a mask and 16 of the image beside the latents.

@@ -1,11 +1,12 @@
 //! The embedding of an image that cross-attention attends to beside the text (Wan2.1 image-to-video).
 
-use crate::layers::{Linear, cast, modulated_norm};
-use crate::ops::Modulation;
-use crate::param::Param;
-use crate::weights::{Init, Weights};
+use crate::layers::{AffineNorm, Linear, cast};
+use crate::weights::Weights;
 use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Tensor};
+
+/// Of its norms: PyTorch's default.
+const EPS: f64 = 1e-5;
 
 /// ```text
 /// LN_affine(W_2 gelu(W_1 LN_affine(x)))
@@ -24,10 +25,10 @@ impl ImageEmbedder {
     /// From the sub-tree `condition_embedder.image_embedder`: `features` of the image encoder to `dim` of a token.
     pub(super) fn new(w: &Weights, features: usize, dim: usize) -> Self {
         Self {
-            norm_in: AffineNorm::new(&w.sub("norm1"), features),
+            norm_in: AffineNorm::new(&w.sub("norm1"), features, EPS),
             linear_1: Linear::new(&w.sub("ff.net.0.proj"), features, features),
             linear_2: Linear::new(&w.sub("ff.net.2"), features, dim),
-            norm_out: AffineNorm::new(&w.sub("norm2"), dim),
+            norm_out: AffineNorm::new(&w.sub("norm2"), dim, EPS),
         }
     }
 
@@ -37,25 +38,5 @@ impl ImageEmbedder {
         let dtype = hidden.dtype();
         let hidden = cast(gelu(cast(hidden, DType::F32)), dtype);
         self.norm_out.forward(self.linear_2.forward(hidden))
-    }
-}
-
-/// A layer norm with weight and bias, as PyTorch has it by default.
-#[derive(Debug)]
-struct AffineNorm {
-    weight: Param<1>,
-    bias: Param<1>,
-}
-
-impl AffineNorm {
-    const EPS: f64 = 1e-5;
-
-    fn new(w: &Weights, dim: usize) -> Self {
-        Self { weight: w.param_f32("weight", [dim], Init::Ones), bias: w.param_f32("bias", [dim], Init::Zeros) }
-    }
-
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let (dtype, weight, bias) = (x.dtype(), self.weight.suit(&x).unsqueeze(), self.bias.suit(&x).unsqueeze());
-        cast(modulated_norm(x, weight, bias, Modulation { offset: 0.0, eps: Self::EPS }), dtype)
     }
 }

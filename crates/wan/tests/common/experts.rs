@@ -43,6 +43,51 @@ pub fn image_to_video(from: &Path) -> tempfile::TempDir {
     dir
 }
 
+/// The same whose network attends to the image as well, with an image encoder: as that of golden/make_clip.py.
+#[allow(dead_code, reason = "not every test needs one")]
+pub fn image_to_video_with_encoder(golden: &Path) -> tempfile::TempDir {
+    let dir = image_to_video(&golden.join("wan-tiny"));
+    copy(&golden.join("clip-tiny"), dir.path());
+    let transformer = dir.path().join("transformer");
+    let config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(transformer.join("config.json")).expect("read")).expect("JSON");
+    let files = WeightFiles::open_file(&transformer.join(WEIGHTS)).expect("weights");
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> =
+        files.names().map(|name| (name.to_owned(), (files.shape(name).expect("shape"), files.floats(name).expect("values")))).collect();
+    let text = tensors["condition_embedder.text_embedder.linear_1.weight"].clone();
+    let (dim, features) = (text.0[0], text.0[1]);
+    let embedder = "condition_embedder.image_embedder";
+    let full = |count: usize, value: f32| (vec![count], vec![value; count]);
+    let mut more = vec![
+        (format!("{embedder}.norm1.weight"), full(features, 1.0)),
+        (format!("{embedder}.norm1.bias"), full(features, 0.0)),
+        (format!("{embedder}.ff.net.0.proj.weight"), (vec![features, features], text.1[..features * features].to_vec())),
+        (format!("{embedder}.ff.net.0.proj.bias"), full(features, 0.0)),
+        (format!("{embedder}.ff.net.2.weight"), text),
+        (format!("{embedder}.ff.net.2.bias"), full(dim, 0.0)),
+        (format!("{embedder}.norm2.weight"), full(dim, 1.0)),
+        (format!("{embedder}.norm2.bias"), full(dim, 0.0)),
+    ];
+    for (name, (shape, values)) in &tensors {
+        let scaled = || (shape.clone(), values.iter().map(|value| 0.6 * value).collect());
+        for (own, added) in [(".attn2.to_k.", ".attn2.add_k_proj."), (".attn2.to_v.", ".attn2.add_v_proj.")] {
+            if name.contains(own) {
+                more.push((name.replace(own, added), scaled()));
+            }
+        }
+        if name.contains(".attn2.norm_k.") {
+            more.push((name.replace("norm_k", "norm_added_k"), (shape.clone(), values.clone())));
+        }
+    }
+    tensors.extend(more);
+    write_safetensors(&transformer.join(WEIGHTS), &tensors, None).expect("write");
+    let mut config = config;
+    config["image_dim"] = features.into();
+    config["added_kv_proj_dim"] = dim.into();
+    std::fs::write(transformer.join("config.json"), config.to_string()).expect("write");
+    dir
+}
+
 /// A copy of a model folder, with a second network below `boundary_ratio`.
 pub fn two_experts(from: &Path, boundary_ratio: f64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
