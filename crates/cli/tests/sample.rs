@@ -1,5 +1,8 @@
 //! `flash-grpo sample` as a user calls it: its files, and its messages for bad input.
 
+#[path = "../../wan/tests/common/experts.rs"]
+mod experts;
+
 use assert_cmd::Command;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,8 +14,12 @@ fn golden_dir() -> PathBuf {
 
 /// `flash-grpo sample` in the golden folder, for 9 frames of 32x48 from wan-tiny in 2 steps.
 fn sample(output: &Path) -> Command {
+    sample_of(Path::new("wan-tiny"), output)
+}
+
+fn sample_of(model: &Path, output: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
-    command.current_dir(golden_dir()).args(["sample", "--model", "wan-tiny", "--output"]).arg(output);
+    command.current_dir(golden_dir()).arg("sample").arg("--model").arg(model).arg("--output").arg(output);
     command.args(["--height", "32", "--width", "48", "--num-frames", "9"]);
     command
 }
@@ -132,4 +139,41 @@ fn outputs_are_checked_before_the_work() {
         "error: cannot write `no-such-folder/out.mp4`: there is no folder `no-such-folder`\nhint: create it first\n"
     );
     assert!(refuse("out.mp4").starts_with("error: cannot read `no-such-model`: "));
+}
+
+/// From a file to what the reference makes of it: Wan2.1 image-to-video in small. The encoder's image is rounded elsewhere than in the reference.
+#[test]
+fn a_video_starts_with_a_picture() {
+    let model = experts::image_to_video_with_encoder(&golden_dir());
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| dir.path().join(name);
+    let golden = WeightFiles::open_file(&golden_dir().join("pipeline.safetensors")).expect("golden file");
+    let start = (golden.shape("latents_initial").expect("shape"), golden.floats("latents_initial").expect("floats"));
+    write_safetensors(&path("start.safetensors"), &BTreeMap::from([("latents".to_owned(), start)]), None).expect("write");
+    let from_picture = |picture: &Path| {
+        let mut command = sample_of(model.path(), &path("fox.mp4"));
+        command.arg("--image").arg(picture).args(["--num-inference-steps", "8", "--guidance-scale", "4.5"]);
+        command.args([
+            "--prompt",
+            "A red fox runs across a snowy field at sunrise.",
+            "--negative-prompt",
+            "low quality, blurred details, static",
+        ]);
+        command.arg("--init-latents").arg(path("start.safetensors")).arg("--save-latents").arg(path("latents.safetensors"));
+        command
+    };
+    let output = from_picture(&golden_dir().join("../crates/video/tests/fixtures/picture.png")).output().expect("the program runs");
+    assert!(output.status.success(), "{output:?}");
+    let reference = WeightFiles::open_file(&golden_dir().join("i2v21_pipeline.safetensors")).expect("golden file");
+    let (ours, steps) =
+        (WeightFiles::open_file(&path("latents.safetensors")).expect("our file"), reference.floats("latents_after_step").expect("steps"));
+    let ours = ours.floats("latents").expect("latents");
+    let last = &steps[7 * ours.len()..];
+    let largest = last.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+    let error = ours.iter().zip(last).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+    assert!(error < 5e-3, "{error:e}");
+    let absent = refused(&mut from_picture(Path::new("absent.png")));
+    assert!(absent.contains("absent.png") && absent.contains("hint:"), "{absent}");
+    let none = refused(sample_of(model.path(), &path("fox.mp4")).args(["--prompt", "a fox"]));
+    assert!(none.contains("image is `absent`") && none.contains("first frame"), "{none}");
 }

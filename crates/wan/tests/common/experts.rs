@@ -1,4 +1,6 @@
-//! A model folder with two networks, made from one with one.
+//! Model folders with two networks, and such as start with an image, made from one with one.
+
+#![allow(dead_code, reason = "not every test needs all of them")]
 
 #[path = "folder.rs"]
 mod folder;
@@ -15,7 +17,6 @@ const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
 /// A copy of wan-tiny whose network starts with an image: it reads its own channels, the first `mask` of them times 0.7, and all times 0.5, as that of
 /// golden/make_i2v_pipeline.py.
-#[allow(dead_code, reason = "not every test needs one")]
 pub fn image_to_video(from: &Path) -> tempfile::TempDir {
     const MASK: usize = 4;
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -44,7 +45,6 @@ pub fn image_to_video(from: &Path) -> tempfile::TempDir {
 }
 
 /// The same whose network attends to the image as well, with an image encoder: as that of golden/make_clip.py.
-#[allow(dead_code, reason = "not every test needs one")]
 pub fn image_to_video_with_encoder(golden: &Path) -> tempfile::TempDir {
     let dir = image_to_video(&golden.join("wan-tiny"));
     copy(&golden.join("clip-tiny"), dir.path());
