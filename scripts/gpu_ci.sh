@@ -41,7 +41,7 @@ fi
 
 # one build of the engine for all that follows
 build=(--profile device --workspace --features "flash-grpo/$feature" "${config[@]}")
-tests=(--test transformer --test vae --test text --test solver --test pipeline --test reference_update)
+tests=(--test transformer --test vae --test text --test solver --test pipeline --test image_to_video --test reference_update)
 program=${CARGO_TARGET_DIR:-target}/device/flash-grpo
 cargo build "${build[@]}" --bin flash-grpo
 # the tests of `device` (in the library) ask for every backend

@@ -4,11 +4,11 @@
 
 use crate::config::{check_sizes, read_json};
 use crate::error::{Error, Result};
-use crate::layers::{AffineNorm, Linear};
+use crate::layers::{AffineNorm, Linear, gelu_exact};
 use crate::param::Param;
 use crate::transformer::attention::attention;
 use crate::weights::{Init, WeightFiles, Weights};
-use burn::tensor::activation::{gelu, sigmoid};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::Deserialize;
 use std::path::Path;
@@ -233,7 +233,7 @@ impl Layer {
         let x = x + self.out.forward(mixed.swap_dims(1, 2).reshape([batch, tokens, dim]));
         let h = self.up.forward(self.norm_2.forward(x.clone()));
         let h = match self.activation {
-            Activation::Gelu => gelu(h),
+            Activation::Gelu => gelu_exact(h),
             Activation::QuickGelu => h.clone() * sigmoid(h.mul_scalar(1.702)),
         };
         x + self.down.forward(h)

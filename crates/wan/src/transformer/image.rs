@@ -1,9 +1,8 @@
 //! The embedding of an image that cross-attention attends to beside the text (Wan2.1 image-to-video).
 
-use crate::layers::{AffineNorm, Linear, cast};
+use crate::layers::{AffineNorm, Linear, gelu_exact};
 use crate::weights::Weights;
-use burn::tensor::activation::gelu;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 /// Of its norms: PyTorch's default.
 const EPS: f64 = 1e-5;
@@ -34,9 +33,7 @@ impl ImageEmbedder {
 
     /// [B, I, features] -> [B, I, D]
     pub(super) fn forward(&self, image: Tensor<3>) -> Tensor<3> {
-        let hidden = self.linear_1.forward(self.norm_in.forward(image));
-        let dtype = hidden.dtype();
-        let hidden = cast(gelu(cast(hidden, DType::F32)), dtype);
+        let hidden = gelu_exact(self.linear_1.forward(self.norm_in.forward(image)));
         self.norm_out.forward(self.linear_2.forward(hidden))
     }
 }
