@@ -219,7 +219,7 @@ fn recipes_of_a_comparison_differ_in_their_method_alone() {
         assert!(!methods.contains(&method), "{name} is there twice");
         methods.push(method);
     }
-    assert_eq!(methods.len(), 21);
+    assert_eq!(methods.len(), 22);
 }
 
 /// What the recipes for Wan2.1 1.3B may change of the Flash-GRPO run, so that they compare methods.
