@@ -268,7 +268,12 @@ fn sizes_of_wan2_2_are_those_that_were_published() {
     assert_eq!(TransformerConfig::wan22_ti2v_5b().num_parameters(), 4_999_787_712);
     // each of the two networks
     assert_eq!(TransformerConfig::released("Wan2.2-T2V-A14B-Diffusers"), Some(TransformerConfig::wan21_14b()));
-    assert_eq!(TransformerConfig::released("Wan2.2-I2V-A14B-Diffusers"), None);
+    assert_eq!(TransformerConfig::released("Wan2.2-I2V-A14B-Diffusers"), Some(TransformerConfig::wan22_i2v_14b()));
+    assert_eq!(TransformerConfig::released("Wan2.2-TI2V-5B-Diffusers"), Some(TransformerConfig::wan22_ti2v_5b()));
+    assert_eq!(TransformerConfig::released("Wan2.1-I2V-14B-480P-Diffusers"), Some(TransformerConfig::wan21_i2v_14b()));
+    // 2.1 billion more than from text: the attention to the image
+    assert_eq!(TransformerConfig::wan21_i2v_14b().num_parameters() / 100_000_000, 163);
+    assert_eq!(TransformerConfig::released("Wan2.2-S2V-14B"), None);
 }
 
 #[test]
