@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline, WanTransformer3DModel
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
-from make_wan22 import NEGATIVE_PROMPT, PROMPT
+from make_wan22 import steps
 
 GOLDEN = Path(__file__).parent
 SIDE = 16
@@ -68,27 +68,8 @@ def main():
         transformer=transformer.eval(),
     )
     pipe.set_progress_bar_config(disable=True)
-    after = []
-
-    def keep(_pipe, _step, _timestep, tensors):
-        after.append(tensors["latents"].clone())
-        return {}
-
-    pipe(
-        image=picture,
-        prompt=PROMPT,
-        negative_prompt=NEGATIVE_PROMPT,
-        height=32,
-        width=48,
-        num_frames=9,
-        num_inference_steps=8,
-        guidance_scale=4.5,
-        latents=load_file(GOLDEN / "pipeline.safetensors")["latents_initial"],
-        output_type="latent",
-        callback_on_step_end=keep,
-    )
     frame = (pipe.video_processor.preprocess(picture, height=32, width=48) + 1) / 2
-    save_file({"frame": frame.contiguous(), "latents_after_step": torch.stack(after).contiguous()}, GOLDEN / "i2v21_pipeline.safetensors")
+    save_file({"frame": frame.contiguous(), "latents_after_step": steps(pipe, image=picture)}, GOLDEN / "i2v21_pipeline.safetensors")
 
 
 def with_image_branch(weights):
