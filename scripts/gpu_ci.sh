@@ -41,12 +41,12 @@ fi
 
 # one build of the engine for all that follows
 build=(--profile device --workspace --features "flash-grpo/$feature" "${config[@]}")
-tests=(--test transformer --test vae --test text --test solver --test pipeline --test image_to_video --test reference_update)
+tests=(--test attention --test transformer --test vae --test text --test solver --test pipeline --test image_to_video --test reference_update)
 program=${CARGO_TARGET_DIR:-target}/device/flash-grpo
 cargo build "${build[@]}" --bin flash-grpo
 # the tests of `device` (in the library) ask for every backend
 cargo test "${build[@]}" --lib -- device::
-cargo test "${build[@]}" "${tests[@]}" --no-fail-fast -- --test-threads 1 matches_reference attention_backward collapsed_padding on_policy_ratio
+cargo test "${build[@]}" "${tests[@]}" --no-fail-fast -- --test-threads 1 matches_reference half_precision attention_backward collapsed_padding on_policy_ratio
 "$program" doctor
 "$program" train --device "$device" --output-dir "$work/run" --set train.iterations=1 --set rollout.prompts_per_iteration=2 \
     --set eval.num_prompts=2 --set eval.samples_per_prompt=1 --set eval.videos=1

@@ -4,7 +4,7 @@
 //! is no GPU. Run it in the root of the project.
 #![allow(clippy::print_stdout)]
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use grpo::{Key, LossWeights, PolicyLoss, Purpose, Recipe, Schedule, SigmaGrid, StepPlan, StochasticSteps};
 use std::error::Error;
 use std::path::Path;
@@ -17,6 +17,7 @@ use train::sharing::Shares;
 use train::update::{Objective, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::pipeline::{WanPipeline, initial_noise};
+use wan::transformer::attention::{attention, is_fused};
 use wan::weights::to_floats;
 
 const STEPS: usize = 4;
@@ -24,7 +25,16 @@ const SAMPLES: usize = 4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::cuda(0);
-    [DType::F32, DType::BF16].into_iter().try_for_each(|dtype| iteration(&device, dtype))
+    [DType::F32, DType::BF16].into_iter().try_for_each(|dtype| iteration(&device, dtype))?;
+    fused_attention(&device)
+}
+
+/// Attention at the sizes of the released models, which the small one of [`iteration`] is too short for.
+fn fused_attention(device: &Device) -> Result<(), Box<dyn Error>> {
+    let normal = |rows: usize| -> Tensor<4> { Tensor::zeros([1, 12, rows, 128], (device, DType::BF16)) };
+    let output = attention(normal(300), normal(300), normal(300), None);
+    println!("attention with heads of 128, fused {}: {:?}", is_fused(&normal(300), None), output.dims());
+    Ok(device.sync().map_err(|error| format!("{error:?}"))?)
 }
 
 fn iteration(device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {

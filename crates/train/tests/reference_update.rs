@@ -3,7 +3,7 @@
 mod common;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use common::device::{allowed, device, on_cpu};
+use common::device::{allowed, device, half, on_cpu};
 use grpo::{
     AdvantageScale, GroupLayout, LossWeight, LossWeights, NoiseLevel, PolicyLoss, Recipe, Schedule, SigmaGrid, StepPlan, advantages,
 };
@@ -57,7 +57,12 @@ impl Case {
     }
 
     fn policy(&self) -> Policy {
-        let transformer = WanTransformer::load(&golden_dir().join("wan-tiny/transformer"), &device(), DType::F32).expect("wan-tiny");
+        self.policy_in(DType::F32)
+    }
+
+    /// With frozen weights of another dtype.
+    fn policy_in(&self, dtype: DType) -> Policy {
+        let transformer = WanTransformer::load(&golden_dir().join("wan-tiny/transformer"), &device(), dtype).expect("wan-tiny");
         let target_modules = ["to_q", "to_k", "to_v", "to_out.0"].map(str::to_owned).to_vec();
         let config = LoraConfig { rank: 4, alpha: 8.0, target_modules, init: LoraInit::Kaiming };
         let lora = Lora::attach(&transformer.linears, &config, 0, &device()).expect("attach");
@@ -245,6 +250,32 @@ fn matches_reference_grpo_zero_init_updates() {
 #[test]
 fn matches_reference_grpo_cfg_rect_updates() {
     cfg_rect().check_updates();
+}
+
+/// Frozen weights and activations in half precision: the gradient of all adapters is that of the reference in f32, up to the rounding of bf16.
+#[test]
+fn matches_reference_grpo_gradients_in_half_precision() {
+    let Some(half) = half() else { return };
+    for case in [zero_init(), cfg_rect()] {
+        let policy = case.policy_in(half);
+        let mut batch = case.recorded(1.0);
+        let log_probs = accumulate(&policy, &case.objective(), std::slice::from_ref(&batch)).1.log_prob;
+        assert!(log_probs.iter().zip(&batch.old_log_probs).all(|(a, b)| (a - b).abs() < 2e-3), "{log_probs:?}");
+        // the ratio is 1, as that of the reference is, and nothing is clipped
+        batch.old_log_probs = log_probs;
+        let (gradients, _) = accumulate(&policy, &case.objective(), std::slice::from_ref(&batch));
+        let (mut ours, mut reference) = (Vec::new(), Vec::new());
+        for (slot, gradient) in policy.params().iter().zip(gradients.sums) {
+            ours.extend(to_floats(gradient.unwrap_or_else(|| panic!("no gradient for {}", slot.name))).into_iter().map(f64::from));
+            reference.extend(case.values(&format!("step1.grad_before_clip.{}", slot.name)));
+        }
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        // the weights of the two losses differ by a factor
+        let scale = norm(&reference) / norm(&ours);
+        let difference: Vec<f64> = ours.iter().zip(&reference).map(|(a, b)| scale * a - b).collect();
+        let error = norm(&difference) / norm(&reference);
+        assert!(error < 0.06, "{error}");
+    }
 }
 
 #[test]

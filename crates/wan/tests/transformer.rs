@@ -4,7 +4,7 @@
 mod common;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use common::device::{allowed, device};
+use common::device::{allowed, device, half};
 use common::{Golden, assert_close, golden_dir, relative_error};
 use wan::lora::{self, Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -81,12 +81,9 @@ fn matches_reference_transformer_float64_outputs() {
 
 #[test]
 fn matches_reference_transformer_bf16() {
-    if !device().supports_dtype(DType::BF16) {
-        eprintln!("skipped: the device has no bf16");
-        return;
-    }
+    let Some(half) = half() else { return };
     let (golden, inputs) = (Golden::open("transformer_bf16"), Golden::open("transformer_forward"));
-    let model = load("wan-tiny/transformer", DType::BF16);
+    let model = load("wan-tiny/transformer", half);
     for case in ["a", "b"] {
         let reference = golden.values(&format!("{case}.sample_bf16"));
         let ours = to_floats(forward(&model, &inputs, case));

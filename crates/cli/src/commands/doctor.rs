@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use machine::{Machine, no_device};
 use serde::Serialize;
-use wan::device::{Backend, FoundDevice, OpenDevice, cpu, try_device};
+use wan::device::{Backend, FoundDevice, HALF_TOLERANCE, OpenDevice, cpu, try_device};
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -67,6 +67,17 @@ struct Deviations {
     tolerance: f64,
     first_s: f64,
     second_s: f64,
+    half: Option<HalfDeviations>,
+}
+
+/// The same in half precision, against f32.
+#[derive(Debug, Serialize)]
+struct HalfDeviations {
+    dtype: &'static str,
+    velocity: f64,
+    gradients: f64,
+    tolerance: f64,
+    fused_attention: bool,
 }
 
 /// Runs the command.
@@ -127,6 +138,13 @@ fn tried(open: &OpenDevice, software: bool) -> DeviceReport {
                 tolerance: trial.tolerance,
                 first_s: trial.first.as_secs_f64(),
                 second_s: trial.second.as_secs_f64(),
+                half: trial.half.map(|half| HalfDeviations {
+                    dtype: half.dtype.name(),
+                    velocity: half.velocity,
+                    gradients: half.gradients,
+                    tolerance: HALF_TOLERANCE,
+                    fused_attention: half.fused,
+                }),
             };
             if trial.passed() { Outcome::Passed(deviations) } else { Outcome::Deviates(deviations) }
         }
@@ -163,9 +181,19 @@ fn notes(device: &DeviceReport) -> String {
 
 fn result(outcome: &Outcome) -> String {
     let numbers = |d: &Deviations| {
+        let half = d.half.as_ref().map(|half| {
+            let attention = if half.fused_attention { "; attention fused" } else { "" };
+            let HalfDeviations { dtype, velocity, gradients, tolerance, .. } = half;
+            format!("\n           {dtype}: forward {velocity:.1e}, backward {gradients:.1e} from f32 on the CPU (allowed: {tolerance:.0e}){attention}")
+        });
         format!(
-            "forward {:.1e}, backward {:.1e} from the CPU (allowed: {:.0e}); first pass {:.2} s, second {:.3} s",
-            d.velocity, d.gradients, d.tolerance, d.first_s, d.second_s
+            "forward {:.1e}, backward {:.1e} from the CPU (allowed: {:.0e}); first pass {:.2} s, second {:.3} s{}",
+            d.velocity,
+            d.gradients,
+            d.tolerance,
+            d.first_s,
+            d.second_s,
+            half.unwrap_or_default()
         )
     };
     match outcome {

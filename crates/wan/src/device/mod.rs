@@ -9,7 +9,7 @@
 
 mod trial;
 
-pub use trial::{Trial, tolerance, try_device};
+pub use trial::{HALF_TOLERANCE, Half, Trial, tolerance, try_device};
 
 use crate::error::{Error, Result};
 use burn::backend::DispatchDevice;

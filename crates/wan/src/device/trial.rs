@@ -1,8 +1,9 @@
 //! A small forward and backward pass on a device, compared with the same on the CPU.
 
 use super::{Backend, OpenDevice, cpu, guarded};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::text::PromptEmbeds;
+use crate::transformer::attention::is_fused;
 use crate::transformer::{TransformerConfig, WanTransformer};
 use crate::weights::{Weights, to_floats};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -22,12 +23,31 @@ pub struct Trial {
     pub first: Duration,
     /// The second pass.
     pub second: Duration,
+    /// With frozen weights in half precision, if the device has it.
+    pub half: Option<Half>,
 }
+
+/// A pass with weights and activations of bf16, or of f16 where there is no bf16.
+#[derive(Debug, Clone, Copy)]
+pub struct Half {
+    /// Which.
+    pub dtype: DType,
+    /// As [`Trial::velocity`]: against f32 on the CPU.
+    pub velocity: f64,
+    /// As [`Trial::gradients`].
+    pub gradients: f64,
+    /// Whether attention is a fused kernel's.
+    pub fused: bool,
+}
+
+/// What rounding to bf16 may do to the velocity and to the gradients of the trial.
+pub const HALF_TOLERANCE: f64 = 5e-2;
 
 impl Trial {
     /// Whether the device can be trusted.
     pub fn passed(&self) -> bool {
-        self.velocity <= self.tolerance && self.gradients <= self.tolerance
+        let half = self.half.is_none_or(|half| half.velocity <= HALF_TOLERANCE && half.gradients <= HALF_TOLERANCE);
+        self.velocity <= self.tolerance && self.gradients <= self.tolerance && half
     }
 }
 
@@ -40,30 +60,41 @@ pub fn tolerance(backend: Backend) -> f64 {
     }
 }
 
-/// Lets a tiny network with random weights go forward and backward on a device, twice, and compares with the CPU.
+/// Lets a tiny network with random weights go forward and backward on a device, twice in f32 and once in half precision, and compares with the CPU.
 ///
 /// # Errors
 /// The reason why the device did not get through.
 pub fn try_device(open: &OpenDevice) -> Result<Trial, String> {
-    let (expected, _) = pass(&cpu().device).map_err(|error| error.to_string())?;
-    let run = || -> Result<_> { Ok((pass(&open.device)?, pass(&open.device)?)) };
-    let ((got, first), (_, second)) = guarded(run)?.map_err(|error| error.to_string())?;
+    let (expected, _) = pass(&cpu().device, DType::F32).map_err(|error| error.to_string())?;
+    let dtype = [DType::BF16, DType::F16].into_iter().find(|dtype| open.device.supports_dtype(*dtype));
+    let run = || -> Result<_> {
+        let [first, second] = [pass(&open.device, DType::F32)?, pass(&open.device, DType::F32)?];
+        Ok((first, second, dtype.map(|dtype| Ok::<_, Error>((dtype, pass(&open.device, dtype)?.0))).transpose()?))
+    };
+    let ((got, first), (_, second), half) = guarded(run)?.map_err(|error| error.to_string())?;
     let tolerance = match open.choice {
         super::DeviceChoice::Of(backend, _) => tolerance(backend),
         super::DeviceChoice::Auto => tolerance(Backend::Cpu),
     };
-    let [velocity, gradients] = [0, 1].map(|i| deviation(&got[i], &expected[i]));
-    Ok(Trial { velocity, gradients, tolerance, first, second })
+    let deviations = |got: &[Vec<f32>; 2]| [0, 1].map(|i| deviation(&got[i], &expected[i]));
+    let half = half.map(|(dtype, got)| {
+        let [velocity, gradients] = deviations(&got);
+        let [heads, d] = [config().num_attention_heads, config().attention_head_dim];
+        let fused = is_fused(&Tensor::zeros([2, heads, TOKENS, d], (&open.device, dtype)), None);
+        Half { dtype, velocity, gradients, fused }
+    });
+    let [velocity, gradients] = deviations(&got);
+    Ok(Trial { velocity, gradients, tolerance, first, second, half })
 }
 
 /// The velocity of a batch of two, and the gradients of all weights; how long it took to have them on the CPU.
-fn pass(device: &Device) -> Result<([Vec<f32>; 2], Duration)> {
-    let model = WanTransformer::new(config(), Weights::random(1, device), DType::F32)?;
+fn pass(device: &Device, dtype: DType) -> Result<([Vec<f32>; 2], Duration)> {
+    let model = WanTransformer::new(config(), Weights::random(1, device), dtype)?;
     model.params.set_trainable(true);
     let start = Instant::now();
     let embeds = normals(1, [2, TEXT_ROWS, model.config.text_dim], device);
     let text = PromptEmbeds { embeds, lengths: vec![TEXT_ROWS; 2], padded_length: 2 * TEXT_ROWS };
-    let latents: Tensor<5> = normals(2, [2, model.config.in_channels, 2, 4, 6], device);
+    let latents: Tensor<5> = normals(2, [2, model.config.in_channels, 2, 16, 18], device);
     let velocity = model.forward(latents.clone().autodiff(), &[900.0, 300.0], &model.text_context(&text, true));
     let gradients = (velocity.clone() * latents.autodiff()).sum().backward();
     let of_all = model.params.iter().filter_map(|slot| slot.leaf().grad(&gradients)).flat_map(to_floats).collect();
@@ -71,17 +102,19 @@ fn pass(device: &Device) -> Result<([Vec<f32>; 2], Duration)> {
 }
 
 const TEXT_ROWS: usize = 5;
+/// More than a fused kernel takes at once.
+const TOKENS: usize = 2 * 8 * 9;
 
 fn config() -> TransformerConfig {
     TransformerConfig {
         patch_size: [1, 2, 2],
         num_attention_heads: 2,
-        attention_head_dim: 24,
+        attention_head_dim: 32,
         in_channels: 16,
         out_channels: 16,
         text_dim: 32,
         freq_dim: 64,
-        ffn_dim: 96,
+        ffn_dim: 128,
         num_layers: 2,
         cross_attn_norm: true,
         qk_norm: None,
@@ -117,7 +150,10 @@ mod tests {
     fn the_cpu_agrees_with_itself() {
         let trial = try_device(&cpu()).expect("the CPU computes");
         assert_eq!((trial.velocity, trial.gradients), (0.0, 0.0));
-        assert!(trial.passed());
+        let half = trial.half.expect("bf16");
+        assert!(half.dtype == DType::BF16 && half.velocity > 0.0 && !half.fused, "{half:?}");
+        assert!(trial.passed(), "{trial:?}");
+        assert!(!Trial { half: Some(Half { gradients: f64::INFINITY, ..half }), ..trial }.passed());
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! output is kept; forward and backward compute the probabilities in chunks of queries (Rabe & Staats 2021, Dao et al. 2022), so
 //! memory is linear in tokens.
 //!
-//! In bf16 the products are bf16, for the sake of matrix units; scores, softmax and the sums over chunks are f32.
+//! In bf16 the products are bf16, for the sake of matrix units; scores, softmax and the sums over chunks are f32. Where a device has matrix units for it,
+//! the forward pass without bias is the engine's fused kernel (`fused`).
 
 #[cfg(feature = "gpu")]
 use burn::backend::Cube;
@@ -26,10 +27,10 @@ const CHUNK: usize = 512;
 
 /// q [B, H, L, d], k and v [B, H, T, d], bias [1, 1, 1, T] (a constant) -> [B, H, L, d].
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<4>>) -> Tensor<4> {
-    let keys = k.dims()[2];
+    // no bias is one for all keys
     let bias = match bias {
         Some(bias) => bias.clone(),
-        None => Tensor::zeros([1, 1, 1, keys], (&q.device().inner(), DType::F32)),
+        None => Tensor::zeros([1; 4], (&q.device().inner(), DType::F32)),
     };
     Tensor::from_dispatch(<Dispatch as LinearMemoryAttention>::attend(
         q.into_dispatch(),
@@ -37,6 +38,16 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<&Tensor<
         v.into_dispatch(),
         bias.into_dispatch(),
     ))
+}
+
+/// Whether the forward pass of [`attention`] with queries like `q` is a fused kernel's.
+pub fn is_fused(q: &Tensor<4>, bias: Option<&Tensor<4>>) -> bool {
+    #[cfg(feature = "gpu")]
+    if let (None, Ok(q)) = (bias, q.clone().inner().try_into_primitive::<Cube>()) {
+        return super::fused::planes(&q).is_some();
+    }
+    let _ = (q, bias); // there is none on the CPU
+    false
 }
 
 /// The operation as an extension of the engine's backends.
@@ -51,10 +62,16 @@ pub trait LinearMemoryAttention: Backend {
 impl LinearMemoryAttention for Flex {}
 
 #[cfg(feature = "gpu")]
-impl LinearMemoryAttention for Cube {}
+impl LinearMemoryAttention for Cube {
+    fn attend(q: FloatTensor<Self>, k: FloatTensor<Self>, v: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+        // no bias is one for all keys
+        let fused = if bias.shape().num_elements() == 1 { super::fused::attend(&q, &k, &v, &bias) } else { None };
+        fused.unwrap_or_else(|| in_chunks::<Self>(q, k, v, bias))
+    }
+}
 
 /// In chunks of queries: where the engine has no fused kernel it would materialise all probabilities, 50 GB for a clip of full size.
-fn in_chunks<B: Backend>(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn in_chunks<B: Backend>(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
     let ([b, h, l, d], dtype) = (q.shape().dims::<4>(), q.dtype());
     let (scale, k_t) = (1.0 / (d as f64).sqrt(), B::float_transpose(k));
     let chunk = |from: usize| {
@@ -146,7 +163,7 @@ fn gradients<B: Backend>(saved: Saved<B>, grad: FloatTensor<B>) -> [FloatTensor<
 }
 
 /// Rows `from..to` of x [b, h, L, d].
-fn query_rows<B: Backend>(x: &FloatTensor<B>, [b, h, from, to, d]: [usize; 5]) -> FloatTensor<B> {
+pub(super) fn query_rows<B: Backend>(x: &FloatTensor<B>, [b, h, from, to, d]: [usize; 5]) -> FloatTensor<B> {
     let range = |from: usize, to: usize| Slice::from(from as isize..to as isize);
     B::float_slice(x.clone(), &[range(0, b), range(0, h), range(from, to), range(0, d)])
 }

@@ -7,6 +7,8 @@
 pub mod attention;
 pub mod block;
 pub mod config;
+#[cfg(feature = "gpu")]
+mod fused;
 mod image;
 pub mod patch;
 pub mod recompute;
