@@ -2,14 +2,21 @@
 # What a GPU does at full size: Wan2.1 1.3B with random weights, 81 frames of 480x832, the published LoRA. Prints JSON lines: seconds and GiB of loading,
 # rollout, decoding and update beside what `plan` says, operations a second, and their share of the card's own matrix rate.
 #
-#   scripts/measure_gpu.sh [DEVICE]     as `--device` names it; default: cuda
+#   scripts/measure_gpu.sh [DEVICE] [KEY=VALUE ..]     DEVICE as `--device` names it; default: cuda
 #
-# Needs 15 GB of disk. FLASH_GRPO_BIN names a folder with `flash-grpo` and `rehearse` built elsewhere for the device; without it they are built here.
+# Needs 15 GB of disk. FLASH_GRPO_BIN names a folder with `flash-grpo` and `rehearse` built elsewhere for the device, or a file of scripts/cuda_bundle.sh;
+# without it they are built here. FLASH_GRPO_MODEL is another model folder, PRECISIONS a part of "bf16 no".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=${1:-cuda}
 bin=${FLASH_GRPO_BIN:-}
-if [ -z "$bin" ]; then
+if [ -f "$bin" ]; then
+    unpacked=$(mktemp -d)
+    trap 'rm -rf "$unpacked"' EXIT
+    tar -C "$unpacked" -xJf "$bin"
+    bin=$unpacked
+    export CUDA_PATH=$bin/cuda LD_LIBRARY_PATH=$bin/cuda/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+elif [ -z "$bin" ]; then
     bin=${CARGO_TARGET_DIR:-target}/release
     cargo build --release --workspace --features "flash-grpo/${device%%:*}" --bin flash-grpo --example rehearse
     cp "$bin/examples/rehearse" "$bin/rehearse"
@@ -21,7 +28,7 @@ model=${FLASH_GRPO_MODEL:-models/Wan2.1-T2V-1.3B-Random}
 run=(model.path="$model" prompts.train=shapes:train prompts.eval=shapes:held-out sampling.num_inference_steps=4
     'method.stochastic={ type = "random", count = 1, pool = 2 }' rollout.prompts_per_iteration=1 rollout.group_size=2 rollout.shared_prefix=false
     train.updates_per_iteration=1 'reward=[{ type = "shapes" }]')
-echo '# adapters on frozen weights in bf16'
-"$bin/rehearse" --device "$device" recipes/flash_grpo_wan_1_3b.toml "${run[@]}" "${@:2}"
-echo '# in f32'
-"$bin/rehearse" --device "$device" recipes/flash_grpo_wan_1_3b.toml "${run[@]}" train.mixed_precision=no "${@:2}"
+for precision in ${PRECISIONS:-bf16 no}; do
+    echo "# train.mixed_precision = \"$precision\""
+    "$bin/rehearse" --device "$device" recipes/flash_grpo_wan_1_3b.toml "${run[@]}" train.mixed_precision="$precision" "${@:2}"
+done
