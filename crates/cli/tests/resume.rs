@@ -251,6 +251,40 @@ fn changed_recipes_are_shown_and_refused() {
     insta::assert_snapshot!(transcript);
 }
 
+/// The same names, but other prompts in the file.
+#[test]
+fn changed_prompts_are_named_and_refused() {
+    let (folder, prompts) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+    let file = prompts.path().join("prompts.txt");
+    let write = |text: &str| std::fs::write(&file, text).expect("written");
+    let run = |more: &[&str]| {
+        let mut command = train(folder.path());
+        command
+            .args([
+                "--set",
+                &format!("prompts.train={file:?}"),
+                "--set",
+                "reward=[{ type = \"brightness\" }]",
+                "--set",
+                "train.iterations=1",
+            ])
+            .args(more);
+        command.output().expect("the program runs")
+    };
+    write("a red circle\na blue square\n");
+    assert!(run(&[]).status.success());
+    write("a red circle\na blue triangle\n");
+    let refused = run(&[]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    let message = stderr(&refused);
+    assert!(
+        message.contains("\n  prompts.train: other content than at the checkpoint\n") && message.contains("--allow-change"),
+        "{message}"
+    );
+    let allowed = run(&["--allow-change"]);
+    assert!(allowed.status.success() && stderr(&allowed).contains("prompts.train: other content"), "{}", stderr(&allowed));
+}
+
 /// Needs the right to mount; without it there is nothing to test with.
 #[cfg(target_os = "linux")]
 #[test]

@@ -92,7 +92,8 @@ impl Batch {
                 clock.lap("rollout");
                 for part in pieces(chunk.clone(), decoded_at_once(&trainer.settings)) {
                     let latents = rollouts.latents.clone().narrow(0, part.start - chunk.start, part.len());
-                    queue.put(Job { texts: self.texts(trainer, &part), clips: trainer.decode_for_reward(latents)? });
+                    let (texts, clips) = (self.texts(trainer, &part), trainer.decode_for_reward(latents)?);
+                    queue.put(Job { texts, clips, fps: trainer.settings.sampling.fps });
                 }
                 clock.lap("decode");
                 sampled += chunk.len();
@@ -160,12 +161,15 @@ impl Batch {
 
     fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Result<Rollouts> {
         let [c, f, h, w] = trainer.latent_shape();
-        let elements = c * f * h * w;
-        let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(elements)).collect();
+        let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(c * f * h * w)).collect();
+        let initial = Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device);
+        let conditioning = trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()])?;
+        let latents = conditioning.unknown(initial);
+        let elements = latents.shape().num_elements() / chunk.len();
         let step_noise = |sample: usize, step: usize| self.step_key(trainer, chunk.start + sample, step).normals(elements);
         let start = Start {
-            latents: Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device),
-            conditioning: trainer.conditioning(&trainer.train_prompts, &self.prompt_ids[chunk.clone()])?,
+            latents,
+            conditioning,
             shares: Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix },
             retain,
             step_noise: &step_noise,

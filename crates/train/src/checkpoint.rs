@@ -7,6 +7,7 @@ use crate::checks::CheckReport;
 use crate::error::{Error, Result};
 use crate::events::{Event, Watch};
 use crate::fault;
+use crate::inputs::{Inputs, hex};
 use crate::trainer::Trainer;
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,9 @@ pub struct Manifest {
     pub device: String,
     /// The resolved recipe, TOML.
     pub recipe: String,
+    /// Checksums of prompts, pictures and model. Manifests of before they were summed have none.
+    #[serde(default)]
+    pub inputs: Inputs,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileRecord>,
 }
@@ -121,6 +125,7 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
         checks: position.checks.clone(),
         device: wan::device::name_of(&trainer.device),
         recipe: trainer.settings.to_toml(),
+        inputs: trainer.inputs.clone(),
         files,
     };
     let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
@@ -265,10 +270,6 @@ fn record(path: &Path) -> std::io::Result<FileRecord> {
     let mut hasher = Sha256::new();
     let bytes = std::io::copy(&mut File::open(path)?, &mut hasher)?;
     Ok(FileRecord { bytes, sha256: hex(hasher.finalize()) })
-}
-
-fn hex(digest: impl AsRef<[u8]>) -> String {
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The checkpoints of `dir`, oldest first.

@@ -8,11 +8,10 @@
 //! A prompt is encoded once, whatever runs use it; another encoder, or another text, is another key.
 
 use crate::error::Result;
+use crate::inputs::{fingerprint, hex};
 use burn::tensor::{Device, Tensor, TensorData};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use wan::text::StagedTextEncoder;
 use wan::weights::{WeightFiles, to_floats, write_safetensors};
@@ -66,8 +65,7 @@ impl EmbeddingCache {
         let mut hash = Sha256::new_with_prefix(FORMAT);
         hash.update(self.fingerprint);
         ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
-        let key: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.dir.join(format!("{key}.safetensors"))
+        self.dir.join(format!("{}.safetensors", hex(hash.finalize())))
     }
 
     /// What cannot be read, or has another shape, counts as absent: it is encoded again and replaced.
@@ -82,40 +80,4 @@ impl EmbeddingCache {
         let shape = embeds.dims().to_vec();
         write_safetensors(&self.path(ids), &BTreeMap::from([("embeds".to_owned(), (shape, to_floats(embeds)))]), None)
     }
-}
-
-/// Files up to this size are hashed whole.
-const WHOLE: u64 = 1 << 26;
-/// Of larger ones, so many pieces of so many bytes, evenly spread: training changes every weight, so any piece would do.
-const PIECES: u64 = 256;
-const PIECE: u64 = 1 << 16;
-
-/// SHA-256 of config and weights of a text encoder: names, sizes and contents, of large files a sample of them.
-fn fingerprint(dir: &Path) -> WanResult<[u8; 32]> {
-    let read = |e| WanError::read(dir, e);
-    let mut files: Vec<PathBuf> = std::fs::read_dir(dir).and_then(|entries| entries.map(|e| Ok(e?.path())).collect()).map_err(read)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors" || extension == "json"));
-    files.sort();
-    let mut hash = Sha256::new();
-    for path in files {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        hash.update((name.len() as u64).to_le_bytes());
-        hash.update(name.as_bytes());
-        add_file(&mut hash, &path).map_err(|e| WanError::read(&path, e))?;
-    }
-    Ok(hash.finalize().into())
-}
-
-fn add_file(hash: &mut Sha256, path: &Path) -> std::io::Result<()> {
-    let mut file = File::open(path)?;
-    let size = file.metadata()?.len();
-    hash.update(size.to_le_bytes());
-    if size <= WHOLE {
-        return std::io::copy(&mut file, hash).map(drop);
-    }
-    for i in 0..PIECES {
-        file.seek(SeekFrom::Start(i * (size - PIECE) / (PIECES - 1)))?;
-        std::io::copy(&mut (&mut file).take(PIECE), hash)?;
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 use video::{Frames, Picture};
 use wan::clip::ClipVision;
-use wan::image::{ImageCondition, StartImage};
+use wan::image::{ImageCondition, ImageInput, StartImage};
 use wan::vae::AutoencoderKlWan;
 
 use crate::error::{Error, Result};
@@ -26,26 +26,27 @@ pub struct FirstFrames {
 }
 
 impl FirstFrames {
-    /// Those of `prompts`, which the recipe names in `field`: one each where the model starts `with_image`, else none. All are read once, to know that
-    /// they can be.
+    /// Those of `prompts`, which the recipe names in `field`: one each, or none, as the model's `input` has it. All are read once, to know that they can be.
     ///
     /// # Errors
     /// A prompt without a picture, or with one that the model has no use for; a picture that cannot be read.
-    pub fn of(prompts: &[Prompt], field: &str, with_image: bool) -> Result<Option<Self>> {
-        let number = |found: Option<usize>| found.map(|index| (index + 1, &prompts[index].text));
-        let error = |message: String, hint: &str| Error::from(SettingsError::new(field, field, message, hint));
-        if !with_image {
-            return match number(prompts.iter().position(|prompt| prompt.image.is_some())) {
-                Some((number, text)) => {
-                    let message = format!("prompt {number}, `{text}`, has an image, but the model makes videos of text alone");
-                    Err(error(message, "leave `image` out, or train a model of image-to-video"))
-                }
-                None => Ok(None),
-            };
-        }
-        if let Some((number, text)) = number(prompts.iter().position(|prompt| prompt.image.is_none())) {
-            let hint = "name a file that ends in `.jsonl`, with lines like `{\"prompt\": \"a red fox\", \"image\": \"fox.png\"}`";
-            return Err(error(format!("prompt {number}, `{text}`, has no image, but the model makes videos of images"), hint));
+    pub fn of(prompts: &[Prompt], field: &str, input: ImageInput) -> Result<Option<Self>> {
+        const EVERY: &str = "name a file that ends in `.jsonl`, with lines like `{\"prompt\": \"a red fox\", \"image\": \"fox.png\"}`";
+        let with = prompts.iter().position(|prompt| prompt.image.is_some());
+        let without = prompts.iter().position(|prompt| prompt.image.is_none());
+        let error = |index: usize, what: &str, hint: &str| {
+            let message = format!("prompt {}, `{}`, {what}", index + 1, prompts[index].text);
+            Err(Error::from(SettingsError::new(field, field, message, hint)))
+        };
+        match (input, with, without) {
+            (ImageInput::None, Some(index), _) => {
+                let hint = "leave `image` out, or train a model of image-to-video";
+                return error(index, "has an image, but the model makes videos of text alone", hint);
+            }
+            (ImageInput::Channels, _, Some(index)) => return error(index, "has no image, but the model makes videos of images", EVERY),
+            (ImageInput::FirstFrame, Some(_), Some(index)) => return error(index, "has no image, but others have one", EVERY),
+            (ImageInput::None | ImageInput::FirstFrame, None, _) => return Ok(None),
+            (ImageInput::Channels | ImageInput::FirstFrame, _, None) => {}
         }
         let paths: Vec<PathBuf> = prompts.iter().filter_map(|prompt| prompt.image.clone()).collect();
         paths.par_iter().try_for_each(|path| Picture::read(path).map(drop).map_err(Error::Picture))?;
@@ -65,10 +66,10 @@ impl FirstFrames {
         if let Some((_, condition)) = recent.iter().find(|(kept, _)| *kept == prompt) {
             return Ok(condition.clone());
         }
-        let Readers { vae, encoder, size, device } = *readers;
+        let Readers { input, vae, encoder, size, device } = *readers;
         let picture = Picture::read(&self.paths[prompt]).map_err(Error::Picture)?;
         let image = start(&picture, size.height, size.width, encoder.map(|encoder| encoder.config.image_size), device);
-        let condition = ImageCondition::new(vae, encoder, image, size.num_frames);
+        let condition = ImageCondition::new(input, vae, encoder, image, size.num_frames);
         if recent.len() == KEPT {
             recent.remove(0);
         }
@@ -80,6 +81,8 @@ impl FirstFrames {
 /// What looks at a picture, and at which size.
 #[derive(Clone, Copy)]
 pub struct Readers<'a> {
+    /// How the network knows it.
+    pub input: ImageInput,
     /// Encodes it as the first frame.
     pub vae: &'a AutoencoderKlWan,
     /// Says what is in it, where the network attends to that.

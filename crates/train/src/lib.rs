@@ -14,6 +14,7 @@ pub mod events;
 mod fault;
 pub mod first_frames;
 pub mod guards;
+pub mod inputs;
 pub mod iteration;
 pub mod optimizer;
 pub mod plan;

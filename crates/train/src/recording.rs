@@ -8,6 +8,7 @@
 //! | `prompt_embeds`, optionally `negative_prompt_embeds` | [N, L, D] or [1, L, D], zero-padded |
 //! | `old_log_prob`, `advantages` | `[N]` |
 //! | `old_velocity`, for the normalised ratio and the KL mask only | [N, C, F, H, W] |
+//! | `image_channels` or `first_frame`, and `image_features`, of videos that start with an image (`wan::image`) | [N, K, F, H, W], [N, C, 1, H, W], [N, I, D] |
 //!
 //! The header's metadata entry `flash_grpo` is the JSON of [`Header`].
 
@@ -23,6 +24,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use wan::image::{ImageCondition, Known};
 use wan::text::PromptEmbeds;
 use wan::transformer::TransformerConfig;
 use wan::weights::{WeightFiles, to_floats, write_views};
@@ -126,6 +128,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
         let old = batches.iter().filter_map(|b| b.old_velocity.clone()).collect();
         tensors.push(floats("old_velocity", Tensor::cat(old, 0)));
     }
+    tensors.extend(images(batches));
     if header.is_guided() {
         tensors.push(floats("negative_prompt_embeds", trainer.negative.to_padded()));
     }
@@ -135,6 +138,24 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
     let views = views.map_err(|e| Error::recording(path, e, HINT))?;
     Ok(write_views(path, views, Some(metadata))?)
 }
+
+/// What the samples' videos start with, if they start with images.
+fn images(batches: &[TransitionBatch]) -> Vec<Entry> {
+    let of_samples = |batch: &TransitionBatch| Some(batch.conditioning.image.as_ref()?.select(&batch.conditioning.prompt_of));
+    let Some(images) = batches.iter().map(of_samples).collect::<Option<Vec<_>>>().filter(|images| !images.is_empty()) else {
+        return Vec::new();
+    };
+    let ImageCondition { known, features } = ImageCondition::cat(images);
+    let known = match known {
+        Known::Channels(channels) => floats(IMAGE_CHANNELS, channels),
+        Known::FirstFrame(first) => floats(FIRST_FRAME, first),
+    };
+    std::iter::once(known).chain(features.map(|features| floats(IMAGE_FEATURES, features))).collect()
+}
+
+const IMAGE_CHANNELS: &str = "image_channels";
+const FIRST_FRAME: &str = "first_frame";
+const IMAGE_FEATURES: &str = "image_features";
 
 type Entry = (&'static str, Vec<usize>, Dtype, Vec<u8>);
 
@@ -171,9 +192,11 @@ impl Recording {
     /// Whether a network of these sizes can replay the transitions.
     ///
     /// # Errors
-    /// Latents or prompts of other sizes.
+    /// Latents, prompts or images of other sizes.
     pub fn check_fits(&self, config: &TransformerConfig) -> Result<()> {
         let Some(batch) = self.batches.first() else { return Ok(()) };
+        check_image(batch.conditioning.image.as_ref(), config)
+            .map_err(|reason| Error::recording(&self.path, reason, "replay with the model that was recorded"))?;
         let ([_, channels, frames, height, width], [t, h, w]) = (batch.latents.dims(), config.patch_size);
         let text = batch.conditioning.prompts.embeds.dims()[2];
         if channels != config.out_channels || !frames.is_multiple_of(t) || !height.is_multiple_of(h) || !width.is_multiple_of(w) {
@@ -200,6 +223,31 @@ impl Recording {
         metrics.grad_norm = gradients.norm();
         metrics
     }
+}
+
+/// Whether a network reads what the videos start with.
+fn check_image(image: Option<&ImageCondition>, config: &TransformerConfig) -> std::result::Result<(), String> {
+    let [channels, first] = match image.map(|image| &image.known) {
+        Some(Known::Channels(channels)) => [channels.dims()[1], 0],
+        Some(Known::FirstFrame(_)) => [0, 1],
+        None => [0, 0],
+    };
+    let expected = config.in_channels - config.out_channels.min(config.in_channels);
+    if channels != expected {
+        return Err(format!("`{IMAGE_CHANNELS}` has {channels} channels, the model reads {expected} of an image"));
+    }
+    if first == 1 && config.patch_size[0] != 1 {
+        return Err(format!("there is a `{FIRST_FRAME}`, and the model has patches of {} frames", config.patch_size[0]));
+    }
+    let features = image.and_then(|image| image.features.as_ref()).map(|features| features.dims()[2]);
+    if features != config.image_dim {
+        return Err(format!(
+            "`{IMAGE_FEATURES}` has {} features, the model attends to {}",
+            features.unwrap_or(0),
+            config.image_dim.unwrap_or(0)
+        ));
+    }
+    Ok(())
 }
 
 impl Header {
@@ -236,7 +284,7 @@ impl Header {
 
 fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device) -> Result<TransitionBatch> {
     let latents: Tensor<5> = read(files, "latents", path, device)?;
-    let count = latents.dims()[0];
+    let (latents_shape, count) = (latents.dims(), latents.dims()[0]);
     let same = |name: &str| -> Result<Tensor<5>> {
         let tensor: Tensor<5> = read(files, name, path, device)?;
         let (found, expected) = (tensor.dims(), latents.dims());
@@ -277,14 +325,40 @@ fn read_batch(files: &WeightFiles, header: &Header, path: &Path, device: &Device
         old_log_probs: list("old_log_prob")?,
         advantages: list("advantages")?.into_iter().map(|a| a.clamp(-clip, clip)).collect(),
         conditioning: Conditioning {
+            image: read_image(files, latents_shape, path, device)?,
             prompts: embeds("prompt_embeds")?,
             negative,
             prompt_of: (0..count).collect(),
             guidance_scale: header.guidance_scale,
             guidance_scale_2: header.guidance_scale_2,
-            image: None,
         },
     })
+}
+
+/// What the videos start with, for latents of the given shape.
+fn read_image(files: &WeightFiles, [n, c, f, h, w]: [usize; 5], path: &Path, device: &Device) -> Result<Option<ImageCondition>> {
+    let has = |name: &str| files.shape(name).is_some();
+    let known = |name: &str, fits: &dyn Fn([usize; 5]) -> bool| -> Result<Tensor<5>> {
+        let tensor: Tensor<5> = read(files, name, path, device)?;
+        let shape = tensor.dims();
+        if fits(shape) {
+            return Ok(tensor);
+        }
+        Err(Error::recording(path, format!("`{name}` has shape {shape:?} for `latents` of {:?}", [n, c, f, h, w]), HINT))
+    };
+    let known = match (has(IMAGE_CHANNELS), has(FIRST_FRAME)) {
+        (false, false) => return Ok(None),
+        (true, true) => return Err(Error::recording(path, format!("there are both `{IMAGE_CHANNELS}` and `{FIRST_FRAME}`"), HINT)),
+        (true, false) => Known::Channels(known(IMAGE_CHANNELS, &|[rows, channels, frames, height, width]| {
+            channels > 0 && [rows, frames, height, width] == [n, f, h, w]
+        })?),
+        (false, true) => Known::FirstFrame(known(FIRST_FRAME, &|shape| shape == [n, c, 1, h, w])?),
+    };
+    let features = if has(IMAGE_FEATURES) { Some(read::<3>(files, IMAGE_FEATURES, path, device)?) } else { None };
+    match features.as_ref().map(Tensor::dims).filter(|[rows, tokens, features]| *rows != n || tokens * features == 0) {
+        Some(shape) => Err(Error::recording(path, format!("`{IMAGE_FEATURES}` has shape {shape:?} for {n} samples"), HINT)),
+        None => Ok(Some(ImageCondition { known, features })),
+    }
 }
 
 fn read<const D: usize>(files: &WeightFiles, name: &str, path: &Path, device: &Device) -> Result<Tensor<D>> {

@@ -52,6 +52,16 @@ impl Conditioning {
         pick(&velocity_of.velocity(latents, &timesteps), &places)
     }
 
+    /// What is to be denoised of latents [B, C, F, H, W] of the samples' whole videos.
+    pub fn unknown(&self, latents: Tensor<5>) -> Tensor<5> {
+        self.image.iter().fold(latents, |latents, image| image.select(&self.prompt_of).unknown(latents))
+    }
+
+    /// Latents of the samples' whole videos, of their denoised part.
+    pub fn whole(&self, latents: Tensor<5>) -> Tensor<5> {
+        self.image.iter().fold(latents, |latents, image| image.select(&self.prompt_of).whole(latents))
+    }
+
     /// The text's keys and values.
     pub fn text(&self, policy: &Policy, record: bool) -> GuidedText {
         let negative = self.negative.as_ref().filter(|_| self.guidance() != 1.0.into());

@@ -11,7 +11,7 @@ use wan::weights::to_floats;
 
 /// What a batch of rollouts starts from.
 pub struct Start<'a> {
-    /// x at sigma_0 [B, C, F, H, W].
+    /// x at sigma_0 [B, C, F, H, W]: what is to be denoised (`Conditioning::unknown`).
     pub latents: Tensor<5>,
     /// Prompts and guidance.
     pub conditioning: Conditioning,
@@ -25,7 +25,7 @@ pub struct Start<'a> {
 
 /// Finished rollouts.
 pub struct Rollouts {
-    /// x at sigma = 0 [B, C, F, H, W].
+    /// x at sigma = 0 [B, C, F, H, W], of the whole videos.
     pub latents: Tensor<5>,
     /// The trained transitions, a batch for each step that any sample trains. Their advantages are not known yet.
     pub transitions: Vec<TransitionBatch>,
@@ -53,7 +53,7 @@ pub fn rollout(policy: &Policy, schedule: &Schedule, noise_level: &NoiseLevel, s
         recorder.record(step, &start, &transitions, [&latents, &velocity, &next], retained);
         latents = next;
     }
-    let latents = sampler.suffixes(latents);
+    let latents = start.conditioning.whole(sampler.suffixes(latents));
     Rollouts { latents, noise_power: recorder.noise_power(), transitions: recorder.batches, velocities: sampler.velocities }
 }
 

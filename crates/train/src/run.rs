@@ -8,6 +8,7 @@ use crate::checks::{CheckReport, self_check};
 use crate::error::{Error, Result};
 use crate::evaluate::{Comparison, Evaluation, compare, evaluate};
 use crate::events::{Event, Watch};
+use crate::inputs;
 use crate::iteration::iteration;
 use crate::run_folder::RunFolder;
 use crate::settings::Settings;
@@ -85,6 +86,7 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch))?;
     let first = match &resumed {
         Some(checkpoint) => {
+            check_inputs(begin, checkpoint, &trainer, watch)?;
             checkpoint.restore(&mut trainer)?;
             note_device(&checkpoint.manifest.device, &trainer, watch);
             watch(Event::Note(&format!(
@@ -140,6 +142,22 @@ fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: 
     Ok(Some(checkpoint))
 }
 
+/// Whether prompts, pictures and model are those that the checkpoint was made with.
+fn check_inputs(begin: &Begin, checkpoint: &Checkpoint, trainer: &Trainer, watch: &mut Watch<'_>) -> Result<()> {
+    let changed = inputs::changed(&checkpoint.manifest.inputs, &trainer.inputs);
+    let lines = changed.iter().map(|key| format!("{key}: other content than at the checkpoint"));
+    match begin {
+        Begin::Resume { allow_change: false, .. } if !changed.is_empty() => {
+            let changes = lines.map(|line| format!("\n  {line}")).collect();
+            Err(Error::ChangedRecipe { path: checkpoint.path.clone(), changes })
+        }
+        _ => {
+            lines.for_each(|line| watch(Event::Note(&line)));
+            Ok(())
+        }
+    }
+}
+
 /// Another device rounds differently: the run goes on, but not to the same last bit.
 fn note_device(before: &str, trainer: &Trainer, watch: &mut Watch<'_>) {
     let now = wan::device::name_of(&trainer.device);
@@ -158,7 +176,7 @@ fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch
         return Ok(known);
     }
     let mut before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
-    folder.videos(&mut before, "before")?;
+    folder.videos(&mut before, "before", trainer.settings.sampling.fps)?;
     folder.write_json(BEFORE, &before)?;
     Ok(before)
 }
@@ -169,7 +187,7 @@ fn evaluation_after(trainer: &Trainer, folder: &RunFolder, watch: &mut Watch<'_>
     trainer.policy.params().restore(&exported);
     let iterations = trainer.settings.train.iterations as u64;
     let mut after = evaluate(trainer, "evaluation after", watch).map_err(|error| interrupted(error, folder, iterations))?;
-    folder.videos(&mut after, "after")?;
+    folder.videos(&mut after, "after", trainer.settings.sampling.fps)?;
     folder.write_json(AFTER, &after)?;
     Ok(after)
 }

@@ -23,9 +23,6 @@ const LOGS: [&str; 3] = [METRICS, EVALS, TIMINGS];
 const LOCK: &str = ".lock";
 const WRITABLE: &str = "check free space and permissions of the folder";
 
-/// Frames per second of written videos.
-const FPS: f64 = 8.0;
-
 /// An open run folder. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -128,16 +125,16 @@ impl RunFolder {
         file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|e| self.wrap(e))
     }
 
-    /// Writes videos of a few prompts, and one sheet of them; the samples get to know their files.
+    /// Writes videos of a few prompts that play at `fps`, and one sheet of them; the samples get to know their files.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn videos(&self, evaluation: &mut Evaluation, when: &str) -> Result<()> {
+    pub fn videos(&self, evaluation: &mut Evaluation, when: &str, fps: f64) -> Result<()> {
         let mut shown = Vec::new();
         for sample in &mut evaluation.samples {
             let Some(frames) = &sample.frames else { continue };
             let name = format!("{:02}-{}-{when}.mp4", sample.prompt, file_name(&sample.text));
-            video::write(self.path.join("samples").join(&name), frames, FPS)?;
+            video::write(self.path.join("samples").join(&name), frames, fps)?;
             sample.video = Some(name);
             shown.push(frames);
         }

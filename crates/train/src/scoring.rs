@@ -15,6 +15,8 @@ pub struct Job<'a> {
     pub texts: Vec<&'a str>,
     /// One clip per prompt.
     pub clips: Vec<Frames>,
+    /// Frames a second of the clips.
+    pub fps: f64,
 }
 
 impl Job<'_> {
@@ -62,14 +64,15 @@ pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a, '_
 fn score_all(reward: &dyn Reward, jobs: Receiver<Job<'_>>, waiting: &AtomicUsize) -> Vec<Scored> {
     let taken = |job: Job<'_>| {
         waiting.fetch_sub(job.bytes(), Ordering::AcqRel);
-        score(reward, &job.texts, &job.clips)
+        score(reward, &job.texts, &job.clips, job.fps)
     };
     jobs.iter().flat_map(taken).collect()
 }
 
-/// One score per clip.
-pub fn score(reward: &dyn Reward, texts: &[&str], clips: &[Frames]) -> Vec<Scored> {
-    let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(|(&prompt, frames)| Sample::new(prompt, frames)).collect();
+/// One score per clip; `fps` are their frames a second.
+pub fn score(reward: &dyn Reward, texts: &[&str], clips: &[Frames], fps: f64) -> Vec<Scored> {
+    let sample = |(&prompt, frames)| Sample { fps, ..Sample::new(prompt, frames) };
+    let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(sample).collect();
     reward.score(&batch)
 }
 
@@ -114,7 +117,8 @@ mod tests {
         let worker = std::thread::spawn(|| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().expect("a pool");
             let reward = InPool(pool, Parallel);
-            let (_, scores) = overlapped(&reward, |queue| (0..8).for_each(|i| queue.put(Job { texts: vec!["a"], clips: vec![clip(i)] })));
+            let (_, scores) =
+                overlapped(&reward, |queue| (0..8).for_each(|i| queue.put(Job { texts: vec!["a"], clips: vec![clip(i)], fps: 16.0 })));
             scores.len()
         });
         let start = Instant::now();
@@ -143,7 +147,7 @@ mod tests {
         let (produced, scores) = overlapped(&Slow(each), |queue| {
             for i in 0..jobs {
                 std::thread::sleep(each);
-                queue.put(Job { texts: vec!["a", "b"], clips: vec![clip(2 * i), clip(2 * i + 1)] });
+                queue.put(Job { texts: vec!["a", "b"], clips: vec![clip(2 * i), clip(2 * i + 1)], fps: 16.0 });
             }
             start.elapsed()
         });

@@ -4,6 +4,7 @@ use crate::collective::{Alone, Collective};
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
 use crate::first_frames::{FirstFrames, Readers};
+use crate::inputs::{self, Inputs};
 use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
@@ -19,9 +20,9 @@ use std::path::Path;
 use video::Frames;
 use wan::clip::ClipVision;
 use wan::experts::SecondExpert;
+use wan::image::ImageInput;
 use wan::pipeline::WanPipeline;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
-use wan::transformer::TransformerConfig;
 use wan::vae::AutoencoderKlWan;
 use wan::weights::to_floats;
 
@@ -41,10 +42,14 @@ pub struct Trainer {
     pub vae: AutoencoderKlWan,
     /// Images to what the network attends to, in Wan2.1 image-to-video.
     pub image_encoder: Option<ClipVision>,
+    /// How images reach the network.
+    pub image_input: ImageInput,
     /// Prompts of the rollouts.
     pub train_prompts: PromptSet,
     /// Held-out prompts.
     pub eval_prompts: PromptSet,
+    /// Checksums of what was read.
+    pub inputs: Inputs,
     /// The negative prompt [1, L, D].
     pub negative: PromptEmbeds,
     /// What videos are worth.
@@ -95,10 +100,11 @@ impl Trainer {
         eval.truncate(settings.eval.num_prompts);
         let folder = settings.model_folder()?;
         WanPipeline::check(&folder)?;
-        let with_image = TransformerConfig::load(&folder.join("transformer/config.json"))?.starts_with_image();
-        settings.check_recording(with_image)?;
-        let train_images = FirstFrames::of(&train, "prompts.train", with_image)?;
-        let eval_images = FirstFrames::of(&eval, "prompts.eval", with_image)?;
+        let image_input = ImageInput::of_folder(&folder)?;
+        let train_images = FirstFrames::of(&train, "prompts.train", image_input)?;
+        let eval_images = FirstFrames::of(&eval, "prompts.eval", image_input)?;
+        settings.check_images([train_images.is_some(), eval_images.is_some()])?;
+        let inputs = inputs::of(&folder, [&train, &eval])?;
         let [train_texts, eval_texts] = [train, eval].map(|prompts| prompts.into_iter().map(|prompt| prompt.text).collect::<Vec<_>>());
         train_texts.iter().try_for_each(|text| reward.check_prompt(text))?;
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
@@ -120,8 +126,10 @@ impl Trainer {
             policy,
             vae,
             image_encoder,
+            image_input,
             train_prompts,
             eval_prompts,
+            inputs,
             negative: negative.embeds,
             reward,
             eval_reward,
@@ -134,7 +142,7 @@ impl Trainer {
         })
     }
 
-    /// Shape of one sample's latents [C, f, h, w].
+    /// Shape of one sample's latents [C, f, h, w], what is known of them included.
     pub fn latent_shape(&self) -> [usize; 4] {
         let sampling = &self.settings.sampling;
         let config = &self.vae.config;
@@ -150,8 +158,8 @@ impl Trainer {
         let mut distinct: Vec<usize> = prompt_ids.to_vec();
         distinct.dedup();
         let place = |id: &usize| distinct.iter().position(|d| d == id).unwrap_or_default();
-        let (vae, encoder) = (&self.vae, self.image_encoder.as_ref());
-        let readers = Readers { vae, encoder, size: &self.settings.sampling, device: &self.device };
+        let (input, vae, encoder) = (self.image_input, &self.vae, self.image_encoder.as_ref());
+        let readers = Readers { input, vae, encoder, size: &self.settings.sampling, device: &self.device };
         let image = set.images.as_ref().map(|images| images.condition(&distinct, &readers));
         Ok(Conditioning {
             prompts: set.embeds.select(&distinct),
@@ -174,7 +182,8 @@ impl Trainer {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub fn decode_for_reward(&self, latents: Tensor<5>) -> Result<Vec<Frames>> {
-        let frames = reward::leading_frames(&self.settings.reward, self.settings.sampling.num_frames, reward::Sample::FPS);
+        let sampling = &self.settings.sampling;
+        let frames = reward::leading_frames(&self.settings.reward, sampling.num_frames, sampling.fps);
         self.decode(self.vae.leading(latents, frames))
     }
 
@@ -184,7 +193,7 @@ impl Trainer {
     /// The first sample that a reward cannot score: an evaluation with holes compares nothing.
     pub fn score_for_evaluation(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
         let reward = self.eval_reward.as_ref().unwrap_or(&self.reward);
-        Ok(score(reward, texts, clips).into_iter().collect::<std::result::Result<_, _>>()?)
+        Ok(score(reward, texts, clips, self.settings.sampling.fps).into_iter().collect::<std::result::Result<_, _>>()?)
     }
 
     /// Everything that an update changes; cheap handles.

@@ -5,9 +5,13 @@ mod experts;
 
 use burn::tensor::Device;
 use std::path::{Path, PathBuf};
+use train::batch::Batch;
 use train::evaluate::evaluate;
 use train::first_frames::start;
-use train::iteration::{IterationMetrics, iteration};
+use train::inputs;
+use train::iteration::{Clock, IterationMetrics, iteration};
+use train::recording::{self, Recording};
+use train::replay::TransitionBatch;
 use train::settings::Settings;
 use train::trainer::Trainer;
 use video::Picture;
@@ -35,6 +39,11 @@ impl World {
         Self::of(experts::image_to_video_with_encoder(golden().parent().expect("folder")))
     }
 
+    /// As Wan2.2 TI2V-5B: the picture is the first latent frame.
+    fn expanded() -> Self {
+        Self::of(experts::expanded(&golden()))
+    }
+
     fn of(model: tempfile::TempDir) -> Self {
         let world = Self { model, prompts: tempfile::tempdir().expect("folder") };
         world.write(
@@ -42,10 +51,15 @@ impl World {
             "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\", \"image\": \"picture.jpg\"}\n",
         );
         for name in ["picture.png", "picture.jpg"] {
-            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures");
-            std::fs::copy(fixtures.join(name), world.prompts.path().join(name)).expect("copied");
+            world.copy(name, name);
         }
         world
+    }
+
+    /// One of the pictures of the tests, under a name that the prompts use.
+    fn copy(&self, picture: &str, name: &str) {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures");
+        std::fs::copy(fixtures.join(picture), self.prompts.path().join(name)).expect("copied");
     }
 
     fn write(&self, name: &str, text: &str) {
@@ -103,8 +117,7 @@ fn learns_from_pictures(world: &World) {
         }
     }
     // another picture, another video
-    let grey = Path::new(env!("CARGO_MANIFEST_DIR")).join("../video/tests/fixtures/grey.png");
-    std::fs::copy(grey, world.prompts.path().join("picture.png")).expect("copied");
+    world.copy("grey.png", "picture.png");
     let (_, other, _) = run(&mut world.trainer(&[]).expect("trainer"));
     assert!((other - reward).abs() > 1e-5, "{other} and {reward}");
 }
@@ -117,6 +130,88 @@ fn a_run_learns_from_pictures() {
 #[test]
 fn a_run_learns_from_pictures_and_what_an_encoder_says_of_them() {
     learns_from_pictures(&World::with_encoder());
+}
+
+#[test]
+fn a_run_learns_from_pictures_that_are_the_first_latent_frame() {
+    let world = World::expanded();
+    learns_from_pictures(&world);
+    // noise, steps and probabilities are of the two other latent frames
+    let trainer = world.trainer(&["sampling.num_frames=9"]).expect("trainer");
+    let batch = Batch::plan(&trainer.settings, 2, 0).expect("planned");
+    let clock = &mut Clock::start();
+    let (rollouts, _) = batch.sample(&trainer, false, &mut |_| {}, clock).unwrap_or_else(|error| panic!("{error}"));
+    for rollouts in &rollouts {
+        assert_eq!(rollouts.latents.dims()[2], 3);
+        assert!(rollouts.transitions.iter().all(|batch| batch.latents.dims()[2] == 2));
+        assert!((rollouts.noise_power - 1.0).abs() < 0.1, "{}", rollouts.noise_power);
+        // rollouts of a prompt start with the same picture, and go on differently
+        let [first, rest] = [(0, 1), (1, 2)].map(|(from, count)| to_floats(rollouts.latents.clone().narrow(2, from, count)));
+        let halves = |values: &[f32]| values[..values.len() / 2] == values[values.len() / 2..];
+        assert!(halves(&first) && !halves(&rest));
+    }
+}
+
+/// Pictures and weights are part of what a run is resumed with.
+#[test]
+fn another_picture_is_another_input() {
+    let world = World::new();
+    let before = world.trainer(&[]).expect("trainer").inputs;
+    assert_eq!(world.trainer(&[]).expect("trainer").inputs, before);
+    world.copy("grey.png", "picture.png");
+    let now = world.trainer(&[]).expect("trainer").inputs;
+    assert_eq!(inputs::changed(&before, &now), ["prompts.eval", "prompts.train"]);
+    let other = World::expanded().trainer(&[]).expect("trainer").inputs;
+    assert_eq!(inputs::changed(&now, &other), ["model.path", "prompts.eval", "prompts.train"]);
+}
+
+/// Recorded rollouts of every kind of model are replayed as they were made; a model of another kind refuses them.
+#[test]
+fn recorded_rollouts_start_with_their_pictures() {
+    let worlds = [World::new(), World::with_encoder(), World::expanded()];
+    let recordings: Vec<(Trainer, Recording)> = worlds.iter().map(recorded).collect();
+    for (of, (trainer, _)) in recordings.iter().enumerate() {
+        let config = &trainer.policy.transformer.config;
+        for (from, (_, recording)) in recordings.iter().enumerate() {
+            let refused = recording.check_fits(config).err().map(|error| error.to_string());
+            assert_eq!(refused.is_none(), of == from, "{of} and {from}: {refused:?}");
+            assert!(refused.is_none_or(|error| error.contains("image_") && error.contains("hint: ")));
+        }
+        // log-probabilities are recorded in f32
+        let deviation = recordings[of].1.evaluate(&trainer.policy).ratio_deviation();
+        assert!(deviation < 1e-6, "{deviation:e}");
+    }
+}
+
+/// An iteration's transitions, written and read again.
+fn recorded(world: &World) -> (Trainer, Recording) {
+    let trainer = world.trainer(&[]).expect("trainer");
+    let batch = Batch::plan(&trainer.settings, 2, 0).expect("planned");
+    let (rollouts, _) = batch.sample(&trainer, false, &mut |_| {}, &mut Clock::start()).unwrap_or_else(|error| panic!("{error}"));
+    let transitions: Vec<TransitionBatch> = batch.transitions(&rollouts, &[1.0, -1.0, 0.5, -0.5]).into_iter().flatten().collect();
+    let path = world.prompts.path().join("rollouts.safetensors");
+    recording::save(&trainer, &transitions, &path).unwrap_or_else(|error| panic!("{error}"));
+    let recording = Recording::load(&path, 2, &Device::flex()).unwrap_or_else(|error| panic!("{error}"));
+    (trainer, recording)
+}
+
+/// The same model makes videos of text where no prompt has a picture; some pictures are a mistake.
+#[test]
+fn pictures_are_for_all_prompts_or_for_none() {
+    let world = World::expanded();
+    let refused = |more: &[&str]| world.trainer(more).err().expect("refused");
+    let texts = world.prompts.path().join("texts.txt");
+    world.write("texts.txt", "a red fox\nsnow\n");
+    let [train, eval] = ["train", "eval"].map(|list| format!("prompts.{list}={texts:?}"));
+    let (metrics, ..) = run(&mut world.trainer(&[&train, &eval]).expect("trainer"));
+    assert_eq!(metrics.ratio_deviation, 0.0);
+    let error = refused(&[&eval]);
+    assert!(error.contains("those of `prompts.eval` have none") && error.contains("hint:"), "{error}");
+    let error = refused(&["sampling.num_frames=1"]);
+    assert!(error.contains("sampling.num_frames"), "{error}");
+    world.write("prompts.jsonl", "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\"}\n");
+    let error = refused(&[]);
+    assert!(error.contains("prompt 2, `snow`, has no image, but others have one"), "{error}");
 }
 
 /// The square that the encoder sees is that of the Python library, which rounds to bytes elsewhere.
@@ -140,8 +235,6 @@ fn what_does_not_fit_is_refused_before_anything_is_sampled() {
     let error = refused(&[&text]);
     assert!(error.contains("`prompts.train`") || error.contains("prompt 1"), "{error}");
     assert!(error.contains("text alone"), "{error}");
-    let error = refused(&["debug.save_rollouts=true"]);
-    assert!(error.contains("debug.save_rollouts"), "{error}");
     world.write("prompts.jsonl", "{\"prompt\": \"a red fox\", \"image\": \"picture.png\"}\n{\"prompt\": \"snow\"}\n");
     let error = refused(&[]);
     assert!(error.contains("prompt 2, `snow`, has no image") && error.contains("hint:"), "{error}");

@@ -16,6 +16,7 @@ fn settings(rewards: &[&str]) -> Settings {
         format!("model.path={:?}", model.display().to_string()),
         format!("reward=[{}]", rewards.join(", ")),
         "sampling.num_frames=17".into(),
+        "sampling.fps=16".into(),
         "sampling.height=32".into(),
         "sampling.width=32".into(),
         "sampling.num_inference_steps=2".into(),
@@ -36,7 +37,10 @@ fn latents(trainer: &Trainer, clips: usize) -> Tensor<5> {
 
 fn values(trainer: &Trainer, clips: &[Frames]) -> Vec<f64> {
     let texts = vec!["a red circle"; clips.len()];
-    train::scoring::score(&trainer.reward, &texts, clips).into_iter().map(|score| score.expect("scored").value).collect()
+    train::scoring::score(&trainer.reward, &texts, clips, trainer.settings.sampling.fps)
+        .into_iter()
+        .map(|score| score.expect("scored").value)
+        .collect()
 }
 
 const FIRST: &str = "{ type = \"brightness\", frames = \"first\" }";

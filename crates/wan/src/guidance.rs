@@ -187,12 +187,29 @@ impl<'a> GuidedVelocity<'a> {
         Self { image, ..self }
     }
 
-    /// What the networks read.
-    fn input(&self, latents: Tensor<5>) -> Tensor<5> {
-        match &self.image {
-            Some(image) => image.beside(latents),
-            None => latents,
-        }
+    /// What is to be denoised of latents of the whole videos, see [`ImageCondition::unknown`].
+    pub fn unknown(&self, latents: Tensor<5>) -> Tensor<5> {
+        self.image.iter().fold(latents, |latents, image| image.unknown(latents))
+    }
+
+    /// Latents of the whole videos.
+    pub fn whole(&self, latents: Tensor<5>) -> Tensor<5> {
+        self.image.iter().fold(latents, |latents, image| image.whole(latents))
+    }
+
+    /// What the networks read: latents, and a timestep for each sample or token.
+    fn input(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, Vec<f64>) {
+        let timesteps = if timesteps.len() == 1 { vec![timesteps[0]; self.samples] } else { timesteps.to_vec() };
+        let Some(image) = &self.image else { return (latents, timesteps) };
+        let latents = image.input(latents);
+        let tokens = self.networks[0].transformer.num_tokens(latents.dims());
+        let timesteps = if timesteps.len() == self.samples { image.timesteps(&timesteps, tokens, latents.dims()[2]) } else { timesteps };
+        (latents, timesteps)
+    }
+
+    /// What of the networks' velocity is that of `latents` as they came.
+    fn output(&self, velocity: Tensor<5>) -> Tensor<5> {
+        self.image.iter().fold(velocity, |velocity, image| image.output(velocity))
     }
 
     /// The velocity [B, C, F, H, W] at `latents` of the same shape, f32.
@@ -228,18 +245,18 @@ impl<'a> GuidedVelocity<'a> {
     /// # Panics
     /// If the timesteps belong to different networks.
     pub fn predictions(&self, latents: Tensor<5>, timesteps: &[f64]) -> (Tensor<5>, Option<Tensor<5>>) {
-        let timesteps = self.for_all(timesteps);
-        let (network, latents) = (self.networks_of(&timesteps)[0], self.input(latents));
+        let (latents, timesteps) = self.input(latents, timesteps);
+        let network = self.networks_of(&timesteps)[0];
         assert!(self.networks_of(&timesteps).iter().all(|&other| other == network), "timesteps of two networks");
         self.networks[network].branches.predictions(latents, &timesteps, &mut |latents, timesteps, text| {
-            self.networks[network].transformer.forward(latents, timesteps, text)
+            self.output(self.networks[network].transformer.forward(latents, timesteps, text))
         })
     }
 
     fn velocity_by(&self, latents: Tensor<5>, timesteps: &[f64], forward: Forward<'_>) -> Tensor<5> {
         assert_eq!(latents.dims()[0], self.samples, "latents of another batch size");
-        let latents = self.input(latents);
-        let timesteps = self.for_all(timesteps);
+        let (latents, timesteps) = self.input(latents, timesteps);
+        let forward = &mut |network: usize, x: Tensor<5>, t: &[f64], text: &TextContext| self.output(forward(network, x, t, text));
         let networks = self.networks_of(&timesteps);
         if let Some(&network) = networks.first()
             && networks.iter().all(|&other| other == network)
@@ -260,11 +277,6 @@ impl<'a> GuidedVelocity<'a> {
             }
         }
         Tensor::cat(rows.into_iter().flatten().collect(), 0)
-    }
-
-    /// One timestep for all samples as one for each; others as they are.
-    fn for_all(&self, timesteps: &[f64]) -> Vec<f64> {
-        if timesteps.len() == 1 { vec![timesteps[0]; self.samples] } else { timesteps.to_vec() }
     }
 
     /// The network of each sample: that of its noisiest token.

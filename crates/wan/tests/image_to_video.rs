@@ -8,7 +8,7 @@ use burn::tensor::{DType, Tensor};
 use common::device::{allowed, device};
 use common::{Golden, assert_close, golden_dir, relative_error};
 use wan::clip::{ClipVision, ClipVisionConfig};
-use wan::image::{ImageCondition, StartImage};
+use wan::image::{ImageCondition, ImageInput, Known, StartImage};
 use wan::original::original_name;
 use wan::pipeline::{SampleRequest, WanPipeline};
 use wan::text::PromptEmbeds;
@@ -155,17 +155,63 @@ fn request(golden: &Golden) -> SampleRequest {
 #[test]
 fn matches_reference_image_to_video_pipeline() {
     let (golden, pipeline) = (Golden::open("i2v_pipeline"), pipeline());
-    let condition = ImageCondition::new(&pipeline.vae, None, StartImage { frame: golden.tensor("image"), square: None }, 9);
-    assert_close(&golden, "condition", condition.channels, CONDITION);
+    let Known::Channels(channels) = condition(&golden, &pipeline) else { panic!("channels") };
+    assert_close(&golden, "condition", channels, CONDITION);
     let made = pipeline.sample(&request(&golden), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
-    let after: Tensor<6> = golden.tensor("latents_after_step");
-    let last: Tensor<5> = after.narrow(0, 7, 1).squeeze_dim(0);
-    let error = relative_error(&to_floats(made.latents.clone()), &to_floats(last));
+    let error = relative_error(&to_floats(made.latents.clone()), &to_floats(last_latents(&golden, "latents_after_step")));
     assert!(error <= allowed(LATENTS), "{error:e}");
-    // the reference has the frames before the channels
-    let frames: Tensor<5> = golden.tensor("frames");
-    let worst = to_floats((made.frames - frames.permute([0, 2, 1, 3, 4])).abs().max())[0];
+    assert_frames(&golden, "frames", made.frames);
+}
+
+/// Wan2.2 TI2V-5B: the image is the first latent frame, whose tokens have timestep 0; without an image it makes videos of text.
+#[test]
+fn matches_reference_image_to_video_pipeline_with_expanded_timesteps() {
+    let dir = experts::expanded(&golden_dir().join("wan-tiny"));
+    let pipeline = WanPipeline::load(dir.path(), &device(), DType::F32).unwrap_or_else(|e| panic!("{e}"));
+    let golden = Golden::open("i2v_pipeline");
+    let Known::FirstFrame(first) = condition(&golden, &pipeline) else { panic!("a first frame") };
+    assert_close(&golden, "expanded.condition", first.clone(), CONDITION);
+    let request = SampleRequest { guidance_scale_2: None, ..request(&golden) };
+    let made = pipeline.sample(&request, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(to_floats(made.latents.clone().narrow(2, 0, 1)), to_floats(first));
+    // the reference goes on denoising the first latent frame, which nobody sees, and puts the image there at the end
+    let rest = |latents: Tensor<5>| to_floats(latents.narrow(2, 1, 2));
+    let error = relative_error(&rest(made.latents), &rest(last_latents(&golden, "expanded.latents_after_step")));
+    assert!(error <= allowed(LATENTS), "{error:e}");
+    assert_frames(&golden, "expanded.frames", made.frames);
+    let text = pipeline.sample(&SampleRequest { image: None, ..request.clone() }, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let golden = Golden::open("pipeline");
+    let worst = relative_error(&to_floats(text.latents), &to_floats(last_latents(&golden, "latents_after_step")));
+    assert!(worst <= allowed(LATENTS), "{worst:e}");
+    let error = pipeline.sample(&SampleRequest { num_frames: 1, ..request }, &mut |_, _| {}).expect_err("refused").to_string();
+    assert!(error.contains("num_frames") && error.contains("hint: "), "{error}");
+}
+
+fn condition(golden: &Golden, pipeline: &WanPipeline) -> Known {
+    let image = StartImage { frame: golden.tensor("image"), square: None };
+    ImageCondition::new(pipeline.image_input, &pipeline.vae, None, image, 9).known
+}
+
+fn last_latents(golden: &Golden, name: &str) -> Tensor<5> {
+    let after: Tensor<6> = golden.tensor(name);
+    after.narrow(0, 7, 1).squeeze_dim(0)
+}
+
+/// The reference has the frames before the channels.
+fn assert_frames(golden: &Golden, name: &str, frames: Tensor<5>) {
+    let reference: Tensor<5> = golden.tensor(name);
+    let worst = to_floats((frames - reference.permute([0, 2, 1, 3, 4])).abs().max())[0];
     assert!(f64::from(worst) <= allowed(LATENTS), "{worst:e}");
+}
+
+/// Which models read pictures, and how.
+#[test]
+fn released_models_read_images_as_their_configs_say() {
+    let input = |config: TransformerConfig, expand_timesteps| ImageInput::new(&config, expand_timesteps);
+    assert_eq!(input(TransformerConfig::wan21_1_3b(), false), ImageInput::None);
+    assert_eq!(input(TransformerConfig::wan21_i2v_14b(), false), ImageInput::Channels);
+    assert_eq!(input(TransformerConfig::wan22_i2v_14b(), false), ImageInput::Channels);
+    assert_eq!(input(TransformerConfig::wan22_ti2v_5b(), true), ImageInput::FirstFrame);
 }
 
 /// An image for a model that starts with one, of the video's size; and none for others.
@@ -212,14 +258,12 @@ fn matches_reference_image_to_video_pipeline_with_encoder() {
     let image = StartImage { frame: golden.tensor("frame"), square: Some(images(&picture, "picture")) };
     let request = SampleRequest { image: Some(image), guidance_scale_2: None, ..request(&Golden::open("i2v_pipeline")) };
     let made = pipeline.sample(&request, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
-    let after: Tensor<6> = golden.tensor("latents_after_step");
-    let last: Tensor<5> = after.narrow(0, 7, 1).squeeze_dim(0);
-    let error = relative_error(&to_floats(made.latents), &to_floats(last));
+    let error = relative_error(&to_floats(made.latents), &to_floats(last_latents(&golden, "latents_after_step")));
     assert!(error <= allowed(LATENTS), "{error:e}");
     // the encoder's image counts, and has to be there
     let other = StartImage { square: Some(images(&picture, "picture").flip([3])), ..request.image.clone().expect("an image") };
     let other = pipeline.sample(&SampleRequest { image: Some(other), ..request.clone() }, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
-    let difference = relative_error(&to_floats(other.latents), &to_floats(golden.tensor::<6>("latents_after_step").narrow(0, 7, 1)));
+    let difference = relative_error(&to_floats(other.latents), &to_floats(last_latents(&golden, "latents_after_step")));
     assert!(difference > 1e-3, "{difference:e}");
     let none = StartImage { square: None, ..request.image.clone().expect("an image") };
     let error = pipeline.sample(&SampleRequest { image: Some(none), ..request }, &mut |_, _| {}).expect_err("refused").to_string();

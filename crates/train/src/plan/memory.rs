@@ -14,7 +14,7 @@ use crate::batch::decoded_at_once;
 use crate::settings::{MixedPrecision, Settings};
 use serde::Serialize;
 use wan::guidance::GuidanceBatching;
-use wan::image::ImageCondition;
+use wan::image::{ImageCondition, ImageInput};
 use wan::transformer::TransformerConfig;
 
 /// Bytes of a number.
@@ -63,6 +63,8 @@ pub(super) struct Load {
     /// T
     pub text: TextLength,
     pub trained: Trained,
+    /// Whether the first latent frame is an image's, so that tokens have timesteps of their own.
+    pub first_frame: bool,
 }
 
 /// All phases, in order.
@@ -72,7 +74,14 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
     let rows = Rows::new(settings, load.tokens);
     vec![
         PhaseMemory::new("text", text(model, &load.text)),
-        with("rollout", vec![("text keys and values", rows.text(model, load)), ("activations", rollout(model, load, &rows))]),
+        with(
+            "rollout",
+            vec![
+                ("text keys and values", rows.text(model, load)),
+                ("timesteps of tokens", rows.timesteps(model, load, 1) + rows.modulation(model, load)),
+                ("activations", rollout(model, load, &rows)),
+            ],
+        ),
         with("decode", vec![("activations", decode(model, load, settings.rollout.micro_batch.min(decoded_at_once(settings)) as u64))]),
         with("update", update(settings, model, load, &rows)),
     ]
@@ -94,8 +103,13 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
 
 /// What the networks of image-to-video know of the pictures of an iteration's prompts.
 fn first_frames(settings: &Settings, model: &ModelSizes, load: &Load) -> u64 {
-    let channels = if model.transformer.starts_with_image() { ImageCondition::num_channels(&model.vae) } else { 0 };
-    (settings.rollout.prompts_per_iteration * channels) as u64 * load.latents.iter().product::<u64>()
+    let [frames, height, width] = load.latents;
+    let channels_frames = match model.image_input {
+        ImageInput::Channels => ImageCondition::num_channels(&model.vae) as u64 * frames,
+        ImageInput::FirstFrame if load.first_frame => model.vae.z_dim as u64,
+        ImageInput::FirstFrame | ImageInput::None => 0,
+    };
+    settings.rollout.prompts_per_iteration as u64 * channels_frames * height * width
 }
 
 /// Copies of a trained weight: itself, the reference policy, two moments, the average, its gradient; and itself, both moments and the
@@ -148,6 +162,20 @@ impl Rows {
             * model.transformer.dim() as u64
             * model.transformer.num_layers as u64
     }
+
+    /// Where tokens have timesteps of their own: the embedding and its six projections, kept through `passes`.
+    fn timesteps(&self, model: &ModelSizes, load: &Load, passes: u64) -> u64 {
+        7 * passes * self.width * self.token_features(model, load)
+    }
+
+    /// The same: what a block adds its table to.
+    fn modulation(&self, model: &ModelSizes, load: &Load) -> u64 {
+        6 * F32 * self.token_features(model, load)
+    }
+
+    fn token_features(&self, model: &ModelSizes, load: &Load) -> u64 {
+        if load.first_frame { self.batch * load.tokens * model.transformer.dim() as u64 } else { 0 }
+    }
 }
 
 /// D-sized tensors of a block in the feed-forward, the widest place: x, and two of size E. The largest weight is packed meanwhile.
@@ -183,12 +211,15 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
     let graph = F32 * tokens * block_graph(d, e, &load.trained);
     let backward = ("gradients of activations", F32 * (tokens * backward_width(d, e) + d * e));
     let text = ("text keys and values", rows.text(model, load));
+    let timesteps = rows.timesteps(model, load, rows.passes);
     if !settings.train.activation_checkpointing {
-        return vec![text, ("activations", rows.passes * n * graph), backward];
+        let timesteps = ("timesteps of tokens", timesteps + rows.passes * n * rows.modulation(model, load));
+        return vec![text, timesteps, ("activations", rows.passes * n * graph), backward];
     }
+    let timesteps = ("timesteps of tokens", timesteps + rows.modulation(model, load));
     let own = ("gradients of this pass", F32 * load.trained.parameters / model.networks());
     let inputs = ("inputs of the blocks", rows.width * rows.passes * (n + 1) * tokens * d);
-    vec![text, inputs, ("activations of one block", graph), backward, own]
+    vec![text, timesteps, inputs, ("activations of one block", graph), backward, own]
 }
 
 /// Elements beyond which a clip is decoded in chunks of time (`AutoencoderKlWan::max_elements_per_pass`).

@@ -161,7 +161,14 @@ impl Plan {
         let trained = Trained::of(&settings.policy, model);
         let work = work(settings, model, text)?;
         let [_, f, h, w] = work.latents;
-        let load = memory::Load { tokens: work.tokens, latents: [f, h, w], frames: settings.sampling.num_frames as u64, text, trained };
+        let load = memory::Load {
+            tokens: work.tokens,
+            latents: [f, h, w],
+            frames: settings.sampling.num_frames as u64,
+            text,
+            trained,
+            first_frame: model.gives_first_frame(settings),
+        };
         let memory = memory::phases(settings, model, &load);
         let flops = Flops::new(settings, model, &work, trained.full);
         let peak = peak(&memory);
@@ -238,7 +245,7 @@ impl Flops {
         let text = flops::encode_text(&model.text_encoder, tokens, work.text.longest);
         let branches = work.branches as f64;
         let rollout_phase = work.velocities * branches * forward.total();
-        let frames = reward::leading_frames(&settings.reward, settings.sampling.num_frames, reward::Sample::FPS);
+        let frames = reward::leading_frames(&settings.reward, settings.sampling.num_frames, settings.sampling.fps);
         let leading = model.vae.leading_latent_frames(frames) as u64;
         let decode_phase = work.samples as f64 * flops::decode(&model.vae, [leading.min(f), h, w]);
         // what sampling kept has been through the network once already

@@ -5,6 +5,7 @@ use serde::Serialize;
 use wan::clip::ClipVisionConfig;
 use wan::error::{Error, Result};
 use wan::experts::Boundary;
+use wan::image::ImageInput;
 use wan::text::PromptTokenizer;
 use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
@@ -23,6 +24,8 @@ pub struct ModelSizes {
     pub text_encoder: Umt5Config,
     /// The image encoder, if there is one.
     pub image_encoder: Option<ClipVisionConfig>,
+    /// How images reach the network.
+    pub image_input: ImageInput,
 }
 
 impl ModelSizes {
@@ -35,6 +38,7 @@ impl ModelSizes {
         if dir.join("transformer/config.json").exists() {
             let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
             return Ok(Self {
+                image_input: ImageInput::of_folder(dir)?,
                 image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::of_folder(dir)).transpose()?,
                 transformer,
                 boundary: Boundary::of_folder(dir)?,
@@ -47,13 +51,21 @@ impl ModelSizes {
             let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
         };
+        let vae = VaeConfig::released(&name);
         Ok(Self {
+            image_input: ImageInput::new(&transformer, vae.is_residual),
             image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::vit_h()),
             transformer,
             boundary: Boundary::released(&name),
-            vae: VaeConfig::released(&name),
+            vae,
             text_encoder: Umt5Config::xxl(),
         })
+    }
+
+    /// Whether the videos of the recipe start with an image that is the first latent frame.
+    pub(super) fn gives_first_frame(&self, settings: &Settings) -> bool {
+        let prompts = |source| crate::prompts::load(source, "prompts.train").unwrap_or_default();
+        self.image_input == ImageInput::FirstFrame && prompts(&settings.prompts.train).iter().any(|prompt| prompt.image.is_some())
     }
 
     /// Velocity networks: one, or two of the same size.

@@ -49,6 +49,9 @@ pub struct SamplingSettings {
     pub width: usize,
     /// Frames, 4k + 1.
     pub num_frames: usize,
+    /// Frames a second: what rewards are told, and how video files play. Wan2.1 and Wan2.2 A14B make 16, TI2V-5B 24.
+    #[serde(default = "default::fps")]
+    pub fps: f64,
     /// Denoising steps of a rollout.
     pub num_inference_steps: usize,
     /// Classifier-free guidance in rollout and training; 1 is off.
@@ -292,6 +295,9 @@ pub(super) mod default {
     }
     pub fn shift() -> f64 {
         3.0
+    }
+    pub fn fps() -> f64 {
+        reward::Sample::FPS
     }
     pub fn max_sequence_length() -> usize {
         512

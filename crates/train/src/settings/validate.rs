@@ -39,6 +39,7 @@ impl Settings {
         let below = frames.saturating_sub(1) / 4 * 4 + 1;
         let hint = format!("the nearest are {below} and {}: one frame, then four per latent", below + 4);
         require(frames % 4 == 1, field, frames, "4k + 1", &hint)?;
+        positive("sampling.fps", sampling.fps, "Wan2.1 makes 16 frames a second, Wan2.2 TI2V-5B 24")?;
         let (field, length) = ("sampling.max_sequence_length", sampling.max_sequence_length);
         require((1..=512).contains(&length), field, length, "1 to 512", "Wan is trained with 512")?;
         let hint = "1 switches guidance off; Wan uses 4.5 to 6";
@@ -151,17 +152,23 @@ impl Settings {
 }
 
 impl Settings {
-    /// Checks that what the recipe records can be replayed: a recording has no images.
+    /// Checks what goes with the pictures that videos start with, where the prompts of training and of evaluation have some.
     ///
     /// # Errors
-    /// `debug.save_rollouts` with a model of image-to-video.
-    pub fn check_recording(&self, with_image: bool) -> Result<(), SettingsError> {
-        if !(with_image && self.debug.save_rollouts) {
-            return Ok(());
+    /// Pictures in one of the two lists only; a video of one frame, which the picture would be.
+    pub fn check_images(&self, [train, eval]: [bool; 2]) -> Result<(), SettingsError> {
+        let error =
+            |field: &str, message: String, hint: &str| Err(SettingsError::new(self.model.path.display().to_string(), field, message, hint));
+        if train != eval {
+            let [with, without] = if train { ["prompts.train", "prompts.eval"] } else { ["prompts.eval", "prompts.train"] };
+            let message = format!("the prompts of `{with}` have images, those of `{without}` have none");
+            return error(without, message, "what is evaluated should be what is trained: give both lists images, or neither");
         }
-        let (name, field) = (self.model.path.display(), "debug.save_rollouts");
-        let message = format!("`{field}` is `true`, but rollouts of a model that starts with an image cannot be recorded");
-        Err(SettingsError::new(name.to_string(), field, message, "leave it out"))
+        if train && self.sampling.num_frames == 1 {
+            let message = "`sampling.num_frames` is `1`, but the videos start with an image".to_owned();
+            return error("sampling.num_frames", message, "choose at least 5");
+        }
+        Ok(())
     }
 
     /// Checks that the model has a use for every setting, given where its second network takes over, if it has one.

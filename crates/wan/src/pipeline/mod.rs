@@ -13,7 +13,7 @@ use crate::clip::{ClipVision, ClipVisionConfig};
 use crate::error::{Error, Result};
 use crate::experts::{Boundary, Experts, SECOND, SecondExpert};
 use crate::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
-use crate::image::ImageCondition;
+use crate::image::{ImageCondition, ImageInput};
 use crate::solver::{Solver, SolverKind};
 use crate::text::{PromptEmbeds, PromptEncoder};
 use crate::transformer::{TransformerConfig, WanTransformer};
@@ -36,6 +36,8 @@ pub struct WanPipeline {
     pub text_encoder: PromptEncoder,
     /// Images to what the network attends to, in Wan2.1 image-to-video.
     pub image_encoder: Option<ClipVision>,
+    /// How images reach the network.
+    pub image_input: ImageInput,
     /// How the model's authors sample from it.
     pub scheduler: SchedulerConfig,
     device: Device,
@@ -63,7 +65,8 @@ impl WanPipeline {
         let text_encoder = PromptEncoder::open(dir, device, DType::F32)?;
         let scheduler = SchedulerConfig::load(&dir.join("scheduler"))?;
         let image_encoder = Self::load_image_encoder(dir, &transformer.config, device)?;
-        Ok(Self { scheduler, transformer, second, vae, text_encoder, image_encoder, device: device.clone() })
+        let image_input = ImageInput::of_folder(dir)?;
+        Ok(Self { scheduler, transformer, second, vae, text_encoder, image_encoder, image_input, device: device.clone() })
     }
 
     /// The image encoder, if the network needs one.
@@ -124,8 +127,8 @@ impl WanPipeline {
         let schedule = request.schedule(&self.scheduler)?;
         let latents = request.start(shape, &self.device)?;
         let encoder = self.image_encoder.as_ref();
-        let image = request.image(&self.transformer.config, encoder.map(|encoder| &encoder.config), &self.device)?;
-        let image = image.map(|image| ImageCondition::new(&self.vae, encoder, image, request.num_frames));
+        let image = request.image(self.image_input, encoder.map(|encoder| &encoder.config), &self.device)?;
+        let image = image.map(|image| ImageCondition::new(self.image_input, &self.vae, encoder, image, request.num_frames));
         let text = self.guided_text(request, image.as_ref())?;
         let velocity = self.guided_velocity(&text, request.guidance(), shape).with_image(image);
         let solver = request.solver.unwrap_or(self.scheduler.solver);
@@ -176,21 +179,23 @@ fn check_parts(dir: &Path, transformer: &TransformerConfig, vae: &VaeConfig, tex
     Ok(())
 }
 
-/// Takes latents [B, C, f, h, w] from noise to data. `on_step(step, next_latents)` is called after every step.
+/// Takes latents [B, C, f, h, w] from noise to data. `on_step(step, next_latents)` is called after every step, with the part that is denoised
+/// ([`GuidedVelocity::unknown`]).
 pub fn denoise(
     velocity: &GuidedVelocity<'_>,
     solver: SolverKind,
     schedule: &Schedule,
-    mut latents: Tensor<5>,
+    latents: Tensor<5>,
     on_step: &mut dyn FnMut(usize, &Tensor<5>),
 ) -> Tensor<5> {
     let mut solver = Solver::new(solver, schedule.clone());
+    let mut latents = velocity.unknown(latents);
     for step in 0..schedule.num_steps() {
         let v = velocity.velocity(latents.clone(), &[schedule.timestep(step)]);
         latents = solver.step(step, v, latents);
         on_step(step, &latents);
     }
-    latents
+    velocity.whole(latents)
 }
 
 /// Standard normal latents of `shape`: a function of the key, drawn on the CPU in f32.

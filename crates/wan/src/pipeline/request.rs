@@ -4,7 +4,7 @@ use super::{SchedulerConfig, initial_noise, sample_key};
 use crate::clip::ClipVisionConfig;
 use crate::error::{Error, Result};
 use crate::guidance::GuidanceScales;
-use crate::image::StartImage;
+use crate::image::{ImageInput, StartImage};
 use crate::solver::SolverKind;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -122,20 +122,20 @@ impl SampleRequest {
     /// The image, if the model starts with one.
     ///
     /// # Errors
-    /// An image that is absent, has another size than the video or the encoder's images, or that the model cannot use.
-    pub(super) fn image(
-        &self,
-        transformer: &TransformerConfig,
-        encoder: Option<&ClipVisionConfig>,
-        device: &Device,
-    ) -> Result<Option<StartImage>> {
-        match (&self.image, transformer.starts_with_image()) {
-            (None, true) => Err(argument("image", "absent", "the model makes videos of images", "give the first frame of the video")),
-            (Some(_), false) => {
+    /// An image that is absent, has another size than the video or the encoder's images, or that the model cannot use; a video that ends with it.
+    pub(super) fn image(&self, input: ImageInput, encoder: Option<&ClipVisionConfig>, device: &Device) -> Result<Option<StartImage>> {
+        match (&self.image, input) {
+            (None, ImageInput::Channels) => {
+                Err(argument("image", "absent", "the model makes videos of images", "give the first frame of the video"))
+            }
+            (Some(_), ImageInput::None) => {
                 Err(argument("image", "given", "the model makes videos of text alone", "leave it out, or use a model of image-to-video"))
             }
-            (None, false) => Ok(None),
-            (Some(image), true) => {
+            (None, _) => Ok(None),
+            (Some(_), ImageInput::FirstFrame) if self.num_frames == 1 => {
+                Err(argument("num_frames", 1, "the image is the first frame already", "choose at least 5"))
+            }
+            (Some(image), _) => {
                 let fits = |size: [usize; 2], image: &Tensor<4>| match (vec![1, 3, size[0], size[1]], image.dims()) {
                     (expected, got) if expected == got => Ok(image.clone().inner().to_device(&device.clone().inner())),
                     (expected, got) => Err(argument("image", format!("{got:?}"), &format!("expected one of {expected:?}"), "resize it")),

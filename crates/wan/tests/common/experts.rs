@@ -88,6 +88,17 @@ pub fn image_to_video_with_encoder(golden: &Path) -> tempfile::TempDir {
     dir
 }
 
+/// A copy of a model folder, whose tokens have timesteps of their own: an image is the first latent frame.
+pub fn expanded(from: &Path) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    copy(from, dir.path());
+    let path = dir.path().join("model_index.json");
+    let mut index: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("read")).expect("JSON");
+    index["expand_timesteps"] = true.into();
+    std::fs::write(&path, index.to_string()).expect("write");
+    dir
+}
+
 /// A copy of a model folder, with a second network below `boundary_ratio`.
 pub fn two_experts(from: &Path, boundary_ratio: f64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
