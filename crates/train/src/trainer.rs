@@ -112,7 +112,8 @@ impl Trainer {
         let [train_prompts, eval_prompts, negative] = encode(&settings, &folder, [train_texts, eval_texts], device)?;
         let [train_prompts, eval_prompts] = [train_prompts.with_images(train_images), eval_prompts.with_images(eval_images)];
         let dtype = settings.train.mixed_precision.dtype();
-        let (transformer, vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
+        let (transformer, mut vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
+        vae.tiling = settings.sampling.tiling();
         let image_encoder = WanPipeline::load_image_encoder(&folder, &transformer.config, device)?;
         let second = SecondExpert::load(&folder, device, dtype)?;
         let mut policy = Policy::of_experts(transformer, second, &settings.policy, settings.seed, device)?;

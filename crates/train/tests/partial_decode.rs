@@ -43,6 +43,23 @@ fn values(trainer: &Trainer, clips: &[Frames]) -> Vec<f64> {
         .collect()
 }
 
+/// Frames above 256 pixels are decoded in tiles where the recipe asks for it, and nearly the same.
+#[test]
+fn large_frames_are_decoded_in_tiles_on_request() {
+    let decoded = |tiling: &str| {
+        let mut settings = settings(&[FIRST]);
+        (settings.sampling.height, settings.sampling.width, settings.sampling.num_frames) = (288, 288, 5);
+        settings.sampling.vae_tiling = tiling == "tiles";
+        let trainer = Trainer::new(settings, &Device::flex()).expect("trainer");
+        trainer.decode(latents(&trainer, 1)).expect("decoded").remove(0)
+    };
+    let (whole, tiles) = (decoded("whole"), decoded("tiles"));
+    assert_eq!((whole.height(), whole.width(), whole.num_frames()), (tiles.height(), tiles.width(), tiles.num_frames()));
+    let differences: Vec<f32> = whole.data().iter().zip(tiles.data()).map(|(a, b)| (a - b).abs()).collect();
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    assert!(mean > 0.0 && mean < 0.05, "{mean}");
+}
+
 const FIRST: &str = "{ type = \"brightness\", frames = \"first\" }";
 const EVERY: &str = "{ type = \"contrast\", frames = { every = 10 }, aggregate = \"last\" }";
 const COUNT: &str = "{ type = \"brightness\", frames = { count = 1 } }";

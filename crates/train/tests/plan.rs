@@ -51,8 +51,25 @@ fn forward_passes_have_the_counted_operations() {
 #[test]
 fn decoding_has_the_counted_operations() {
     let config = VaeConfig::default();
-    near("81 frames", decode_flops(&config, [21, 60, 104]), 275e12, 0.01);
-    near("one frame", decode_flops(&config, [1, 60, 104]), 4.4e12, 0.02);
+    near("81 frames", decode_flops(&config, None, [21, 60, 104]), 275e12, 0.01);
+    near("one frame", decode_flops(&config, None, [1, 60, 104]), 4.4e12, 0.02);
+}
+
+/// Tiles overlap, so that there is more to do, and less in memory at once; small frames are not divided.
+#[test]
+fn decoding_in_tiles_takes_less_memory_and_more_operations() {
+    let of = |more: &[&str], tiled: bool| {
+        let tiling = format!("sampling.vae_tiling={tiled}");
+        plan(&recipe("flash_grpo_wan_1_3b.toml", &[more, &[&tiling]].concat()), Machine::default())
+    };
+    let [whole, tiled] = [false, true].map(|tiled| of(&[], tiled));
+    let [before, after] = [&whole, &tiled].map(|plan| bytes(plan, "decode", "activations"));
+    assert!(after * 3 < before, "{after} and {before}");
+    // 3 x 5 tiles, of which those at the ends are smaller
+    let pixels: usize = [256, 256, 96].iter().flat_map(|h| [256, 256, 256, 256, 64].map(|w| h * w)).sum();
+    near("tiles", tiled.flops.decode / whole.flops.decode, pixels as f64 / (480.0 * 832.0), 0.02);
+    let [whole, tiled] = [false, true].map(|tiled| of(&["sampling.height=256", "sampling.width=256"], tiled));
+    assert_eq!((whole.memory, whole.flops), (tiled.memory, tiled.flops));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use wan::clip::{ClipVisionConfig, IMAGE_ENCODER};
 use wan::image::StartImage;
 use wan::pipeline::{Sample, SampleRequest, WanPipeline};
 use wan::solver::SolverKind;
+use wan::vae::Tiling;
 use wan::weights::{WeightFiles, to_floats, write_safetensors};
 
 /// Arguments of `sample`.
@@ -64,6 +65,9 @@ pub struct SampleArgs {
     /// Shift of the sigmas [default: the model's own].
     #[arg(long)]
     shift: Option<f64>,
+    /// Decode large frames in overlapping tiles: less memory, slightly another video.
+    #[arg(long)]
+    vae_tiling: bool,
     /// Tokens a prompt is cut and padded to.
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_sequence_length: usize,
@@ -207,7 +211,8 @@ fn read_latents(path: &Path) -> Result<Tensor<5>> {
 fn load(args: &SampleArgs) -> Result<WanPipeline> {
     let device = args.device.open()?;
     let spinner = progress::spinner("loading");
-    let pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, args.precision.dtype())?;
+    let mut pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, args.precision.dtype())?;
+    pipeline.vae.tiling = args.vae_tiling.then(Tiling::default);
     if let Some(path) = &args.lora {
         let adapters = pipeline.experts().read_adapters(path, args.lora_2.as_deref())?;
         pipeline.experts().attach(adapters, &device)?;

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
-use wan::vae::VaeConfig;
+use wan::vae::{Tiling, VaeConfig};
 
 /// One pass of one sample through the transformer, without guidance.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -57,11 +57,19 @@ impl ForwardFlops {
     }
 }
 
-/// Decoding latents of `[f, h, w]` to video.
+/// Decoding latents of `[f, h, w]` to video, in tiles where it is divided.
 ///
 /// A convolution of C to O channels with K taps has 2 K C O for each place of its output.
-pub fn decode(config: &VaeConfig, latents: [u64; 3]) -> f64 {
-    DecoderLayer::all(config, latents).iter().map(DecoderLayer::flops).sum()
+pub fn decode(config: &VaeConfig, tiling: Option<Tiling>, latents: [u64; 3]) -> f64 {
+    let of_tile = |tile: [u64; 3]| DecoderLayer::all(config, tile).iter().map(DecoderLayer::flops).sum::<f64>();
+    tiles(config, tiling, latents).into_iter().map(of_tile).sum()
+}
+
+/// The latents that go through the decoder one after the other: all of them, or tiles.
+pub(super) fn tiles(config: &VaeConfig, tiling: Option<Tiling>, [f, h, w]: [u64; 3]) -> Vec<[u64; 3]> {
+    let tiles = tiling.map(|tiling| tiling.in_latents(config.spatial_factor())).filter(|tiles| tiles.divides(h as usize, w as usize));
+    let Some(tiles) = tiles else { return vec![[f, h, w]] };
+    tiles.tiles(h as usize, w as usize).into_iter().map(|(h, w)| [f, h as u64, w as u64]).collect()
 }
 
 /// A layer of the decoder, with the size of its output.

@@ -8,7 +8,7 @@
 //! Legend: `B` samples of a micro-batch, `L` tokens of a sample, `T` text tokens, `D` features, `E` hidden features of the feed-forward, `N`
 //! blocks, `C` channels.
 
-use super::flops::DecoderLayer;
+use super::flops::{DecoderLayer, tiles};
 use super::sizes::{ModelSizes, TextLength, Trained};
 use crate::batch::decoded_at_once;
 use crate::settings::{MixedPrecision, Settings};
@@ -16,6 +16,7 @@ use serde::Serialize;
 use wan::guidance::GuidanceBatching;
 use wan::image::{ImageCondition, ImageInput};
 use wan::transformer::TransformerConfig;
+use wan::vae::VaeConfig;
 
 /// Bytes of a number.
 const F32: u64 = 4;
@@ -82,7 +83,7 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
                 ("activations", rollout(model, load, &rows)),
             ],
         ),
-        with("decode", vec![("activations", decode(model, load, settings.rollout.micro_batch.min(decoded_at_once(settings)) as u64))]),
+        with("decode", vec![("activations", decode(settings, model, load))]),
         with("update", update(settings, model, load, &rows)),
     ]
 }
@@ -226,15 +227,25 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
 const MAX_ELEMENTS: u64 = 1 << 26;
 
 /// The widest layer (its input with two frames of context, its output, its block's input, what goes around its level), the frames that every convolution in time
-/// remembers between chunks, and the video.
-fn decode(model: &ModelSizes, load: &Load, batch: u64) -> u64 {
-    let [f, h, w] = load.latents;
-    let config = &model.vae;
+/// remembers between chunks, and the video; of the largest tile, where frames are divided, and its neighbours' videos.
+fn decode(settings: &Settings, model: &ModelSizes, load: &Load) -> u64 {
+    let batch = settings.rollout.micro_batch.min(decoded_at_once(settings)) as u64;
+    let tiles = tiles(&model.vae, settings.sampling.tiling(), load.latents);
+    let pass = tiles.iter().map(|tile| decode_pass(&model.vae, load.frames, *tile, batch)).max().unwrap_or(0);
+    if tiles.len() == 1 {
+        return pass;
+    }
+    // tiles of two rows, and the frames that they are joined to
+    let [_, h, w] = load.latents;
+    pass + 2 * F32 * batch * load.frames * h * w * (model.vae.spatial_factor() as u64).pow(2) * 3
+}
+
+fn decode_pass(config: &VaeConfig, frames_of_clip: u64, [f, h, w]: [u64; 3], batch: u64) -> u64 {
     let places = h * w * ((config.spatial_factor() / config.patch()) as u64).pow(2);
     let per_latent_frame = batch * places * config.decoder_dim() as u64 * config.temporal_factor() as u64;
     let chunk = (MAX_ELEMENTS / per_latent_frame.max(1)).clamp(1, f);
     let chunked = chunk < f;
-    let layers = DecoderLayer::all(config, load.latents);
+    let layers = DecoderLayer::all(config, [f, h, w]);
     // frames of a layer in one chunk, of `f` latent frames in all
     let frames = |layer: &DecoderLayer| (layer.frames * chunk).div_ceil(f);
     let width = |layer: &DecoderLayer| {
@@ -247,6 +258,6 @@ fn decode(model: &ModelSizes, load: &Load, batch: u64) -> u64 {
     let widest = layers.iter().map(width).max().unwrap_or(0);
     let context = |layer: &DecoderLayer| if layer.taps[0] > 1 { (layer.taps[0] - 1) * layer.places * layer.inputs } else { 0 };
     let remembered = if chunked { layers.iter().map(context).sum() } else { 0 };
-    let video = 2 * load.frames * places * config.out_channels as u64;
+    let video = 2 * frames_of_clip * places * config.out_channels as u64;
     F32 * batch * (widest + remembered + video)
 }

@@ -237,7 +237,8 @@ impl Flops {
     fn new(settings: &Settings, model: &ModelSizes, work: &Work, full: bool) -> Self {
         let forward = ForwardFlops::new(&model.transformer, work.tokens, work.text.longest);
         let [_, f, h, w] = work.latents;
-        let decode = flops::decode(&model.vae, [f, h, w]);
+        let tiling = settings.sampling.tiling();
+        let decode = flops::decode(&model.vae, tiling, [f, h, w]);
         let passes = if settings.train.activation_checkpointing { 2.0 } else { 1.0 };
         let update = passes * forward.total() + forward.backward(full);
         let reference = if settings.train.kl_beta > 0.0 { forward.total() } else { 0.0 };
@@ -247,7 +248,7 @@ impl Flops {
         let rollout_phase = work.velocities * branches * forward.total();
         let frames = reward::leading_frames(&settings.reward, settings.sampling.num_frames, settings.sampling.fps);
         let leading = model.vae.leading_latent_frames(frames) as u64;
-        let decode_phase = work.samples as f64 * flops::decode(&model.vae, [leading.min(f), h, w]);
+        let decode_phase = work.samples as f64 * flops::decode(&model.vae, tiling, [leading.min(f), h, w]);
         // what sampling kept has been through the network once already
         let update_phase = branches * (work.replayed * (update + reference) + work.retained * (update - forward.total() + reference));
         let steps = settings.eval.num_inference_steps as f64;
@@ -304,8 +305,13 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
+    let (plain, tiled) = (peak_with(&smallest)?, peak_with(&tiles)?);
+    if plain > memory && tiled < plain {
+        let and = if advice.is_empty() { "" } else { "that and " };
+        advice.push(format!("{and}`sampling.vae_tiling = true`: peak {}, {}", gib(tiled), verdict(tiled)));
+    }
     let peak = peak_with(&narrowest)?;
-    if peak_with(&smallest)? > memory && peak_with(&smallest)? > peak {
+    if tiled > memory && tiled > peak {
         let and = if advice.is_empty() { "" } else { "that and " };
         advice.push(format!("{and}`train.mixed_precision = \"bf16\"`: peak {}, {}", gib(peak), verdict(peak)));
     }
@@ -338,9 +344,15 @@ fn smallest(settings: &mut Settings) {
     settings.rollout.micro_batch = 1;
 }
 
-/// As [`smallest`], with weights in bf16 where they may be.
-fn narrowest(settings: &mut Settings) {
+/// As [`smallest`], with large frames in tiles.
+fn tiles(settings: &mut Settings) {
     smallest(settings);
+    settings.sampling.vae_tiling = true;
+}
+
+/// As [`tiles`], with weights in bf16 where they may be.
+fn narrowest(settings: &mut Settings) {
+    tiles(settings);
     if settings.policy != PolicySettings::Full {
         settings.train.mixed_precision = MixedPrecision::Bf16;
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use grpo::{AdvantageScale, InitialNoise, LossWeight, NoiseLevel, RatioKind, SigmaGrid, StepSharing, StochasticSteps, TrainedSteps};
 use serde::{Deserialize, Serialize};
+use wan::vae::Tiling;
 
 pub use crate::optimizer::AdamWConfig as OptimizerSettings;
 pub use reward::RewardEntry as RewardSettings;
@@ -69,9 +70,17 @@ pub struct SamplingSettings {
     /// Text tokens, padding included.
     #[serde(default = "default::max_sequence_length")]
     pub max_sequence_length: usize,
+    /// Encode and decode large frames in overlapping tiles of 256x256 pixels (`wan::vae::Tiling`): less memory, more work, and slightly other videos.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vae_tiling: bool,
 }
 
 impl SamplingSettings {
+    /// The tiles, where frames are to be divided.
+    pub fn tiling(&self) -> Option<Tiling> {
+        self.vae_tiling.then(Tiling::default)
+    }
+
     /// The scale that tells how many branches a velocity has; that of the second network where only that is guided, which counts the first
     /// as guided too.
     pub fn widest_guidance(&self) -> f64 {

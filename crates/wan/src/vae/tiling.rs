@@ -40,6 +40,13 @@ impl Tiling {
         height > self.tile.0 || width > self.tile.1
     }
 
+    /// Sizes of the tiles of a frame, row by row.
+    pub fn tiles(&self, height: usize, width: usize) -> Vec<(usize, usize)> {
+        let columns = || (0..width).step_by(self.stride.1).map(|left| self.tile.1.min(width - left));
+        let rows = (0..height).step_by(self.stride.0).map(|top| self.tile.0.min(height - top));
+        rows.flat_map(|tall| columns().map(move |wide| (tall, wide))).collect()
+    }
+
     /// Applies `f` to each tile of x [B, C, F, H, W] and joins the results, which are cut and blended by `output`.
     pub fn map(&self, x: &Tensor<5>, output: &Self, f: impl Fn(Tensor<5>) -> Tensor<5>) -> Tensor<5> {
         let [.., height, width] = x.dims();
