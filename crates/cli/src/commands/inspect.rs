@@ -4,10 +4,9 @@ use super::train::RecipeArgs;
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
-use std::path::PathBuf;
+use train::plan::Networks;
 use train::settings::{PolicySettings, Settings, StepRow};
 use wan::experts::{Boundary, SECOND};
-use wan::transformer::TransformerConfig;
 
 /// Arguments of `inspect`.
 #[derive(Debug, Args)]
@@ -32,18 +31,19 @@ struct Trained {
 /// A recipe that cannot be read or used.
 pub fn run_command(args: &InspectArgs) -> Result<()> {
     let settings = args.recipe.load()?;
-    let model = Model::of(&settings)?;
-    if model.config.is_some() {
-        settings.check_networks(model.boundary)?;
+    let networks = Networks::of(&settings)?;
+    if let Some(networks) = &networks {
+        settings.check_networks(networks.boundary)?;
     }
-    let (steps, trained) = (settings.step_table()?, trained(&settings, &model));
+    let boundary = networks.as_ref().and_then(|networks| networks.boundary);
+    let (steps, trained) = (settings.step_table()?, trained(&settings, networks.as_ref()));
     if args.json {
         let mut report = json!({
             "recipe": settings,
             "steps": steps,
             "trained": { "description": trained.description, "layers": trained.layers, "parameters": trained.parameters },
         });
-        if let Some(boundary) = model.boundary {
+        if let Some(boundary) = boundary {
             report["boundary_ratio"] = json!(boundary);
             report["networks"] = steps.iter().map(|row| network(boundary, row)).collect();
         }
@@ -51,11 +51,11 @@ pub fn run_command(args: &InspectArgs) -> Result<()> {
         return Ok(());
     }
     print!("{}", settings.to_toml());
-    let title = if model.boundary.is_some() { "  network" } else { "" };
+    let title = if boundary.is_some() { "  network" } else { "" };
     println!("\nstep   sigma  sigma'  timestep  noise level    std  sensitivity  excess variance  loss weight{title}");
     for row in &steps {
         let sensitivity = row.sensitivity.map_or("-".into(), |value| format!("{value:.4}"));
-        let network = model.boundary.map(|boundary| format!("  {}", network(boundary, row))).unwrap_or_default();
+        let network = boundary.map(|boundary| format!("  {}", network(boundary, row))).unwrap_or_default();
         println!(
             "{:>4}  {:.4}  {:.4}  {:>8.1}  {:>11.4}  {:.4}  {sensitivity:>11}  {:>15.6}  {:>11.4}{network}",
             row.step, row.sigma, row.sigma_next, row.timestep, row.noise_level, row.std, row.excess_variance, row.loss_weight
@@ -70,32 +70,12 @@ fn network(boundary: Boundary, row: &StepRow) -> &'static str {
     ["transformer", SECOND][boundary.network(row.timestep)]
 }
 
-/// What is known of the model.
-struct Model {
-    /// The config.json that was looked for.
-    path: PathBuf,
-    /// From there, or the known sizes of a released model that is not there.
-    config: Option<TransformerConfig>,
-    boundary: Option<Boundary>,
-}
-
-impl Model {
-    fn of(settings: &Settings) -> Result<Self> {
-        let folder = settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
-        let path = folder.join("transformer/config.json");
-        let name = settings.model.path.file_name().unwrap_or_default().to_string_lossy();
-        let boundary = if path.exists() { Boundary::of_folder(&folder)? } else { Boundary::released(&name) };
-        let config = TransformerConfig::load(&path).ok().or_else(|| TransformerConfig::released(&name));
-        Ok(Self { path, config, boundary })
-    }
-}
-
-fn trained(settings: &Settings, model: &Model) -> Trained {
-    let Some(config) = &model.config else {
-        let description = format!("unknown sizes, `{}` is not there", model.path.display());
+fn trained(settings: &Settings, networks: Option<&Networks>) -> Trained {
+    let Some(Networks { transformer: config, boundary, .. }) = networks else {
+        let description = format!("unknown sizes, `{}` is not there", settings.model.path.join("transformer/config.json").display());
         return Trained { description, layers: None, parameters: None };
     };
-    let (networks, of) = if model.boundary.is_some() { (2, "both transformers") } else { (1, "the transformer") };
+    let (networks, of) = if boundary.is_some() { (2, "both transformers") } else { (1, "the transformer") };
     match &settings.policy {
         PolicySettings::Full => {
             let parameters = networks * config.num_parameters();

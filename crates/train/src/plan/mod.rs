@@ -11,7 +11,7 @@ mod sizes;
 pub use flops::{ForwardFlops, decode as decode_flops, encode_text as encode_flops};
 pub use measure::matrix_rate;
 pub use memory::PhaseMemory;
-pub use sizes::{ModelSizes, TextLength, Trained};
+pub use sizes::{ModelSizes, Networks, TextLength, Trained};
 
 use crate::batch::Batch;
 use crate::error::Result;

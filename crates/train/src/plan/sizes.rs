@@ -2,6 +2,7 @@
 
 use crate::settings::{PolicySettings, Settings};
 use serde::Serialize;
+use std::path::{Path, PathBuf};
 use wan::clip::ClipVisionConfig;
 use wan::error::{Error, Result};
 use wan::experts::Boundary;
@@ -11,7 +12,42 @@ use wan::transformer::TransformerConfig;
 use wan::umt5::Umt5Config;
 use wan::vae::VaeConfig;
 
-/// The three networks.
+/// The velocity networks of the model that a recipe names.
+#[derive(Debug, Clone)]
+pub struct Networks {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Whether the folder is there; else the sizes are those of a released model of this name.
+    pub is_there: bool,
+    /// The only one, or each of the two.
+    pub transformer: TransformerConfig,
+    /// Where the second network takes over, if there is one.
+    pub boundary: Option<Boundary>,
+}
+
+impl Networks {
+    /// Nothing if the model is not there, and its name none of a released one.
+    ///
+    /// # Errors
+    /// A config that cannot be used.
+    pub fn of(settings: &Settings) -> Result<Option<Self>> {
+        let dir = settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
+        let config = dir.join("transformer/config.json");
+        if config.exists() {
+            let (transformer, boundary) = (TransformerConfig::load(&config)?, Boundary::of_folder(&dir)?);
+            return Ok(Some(Self { dir, is_there: true, transformer, boundary }));
+        }
+        let name = name_of(&dir);
+        let released = TransformerConfig::released(&name);
+        Ok(released.map(|transformer| Self { dir, is_there: false, transformer, boundary: Boundary::released(&name) }))
+    }
+}
+
+fn name_of(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// All networks of a model.
 #[derive(Debug, Clone)]
 pub struct ModelSizes {
     /// The velocity network, or each of the two.
@@ -34,29 +70,27 @@ impl ModelSizes {
     /// # Errors
     /// A folder that is not there and has no known name; a config that cannot be used.
     pub fn of(settings: &Settings) -> Result<Self> {
-        let dir = &settings.model_folder().unwrap_or_else(|_| settings.model.path.clone());
-        if dir.join("transformer/config.json").exists() {
-            let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
+        let Some(Networks { dir, is_there, transformer, boundary }) = Networks::of(settings)? else {
+            let dir = settings.model.path.as_path();
+            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
+            return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
+        };
+        if is_there {
             return Ok(Self {
-                image_input: ImageInput::of_folder(dir)?,
-                image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::of_folder(dir)).transpose()?,
+                image_input: ImageInput::of_folder(&dir)?,
+                image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::of_folder(&dir)).transpose()?,
                 transformer,
-                boundary: Boundary::of_folder(dir)?,
+                boundary,
                 vae: VaeConfig::read(&dir.join("vae/config.json"))?,
                 text_encoder: Umt5Config::load(&dir.join("text_encoder"))?,
             });
         }
-        let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        let Some(transformer) = TransformerConfig::released(&name) else {
-            let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
-            return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
-        };
-        let vae = VaeConfig::released(&name);
+        let vae = VaeConfig::released(&name_of(&dir));
         Ok(Self {
             image_input: ImageInput::new(&transformer, vae.is_residual),
             image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::vit_h()),
             transformer,
-            boundary: Boundary::released(&name),
+            boundary,
             vae,
             text_encoder: Umt5Config::xxl(),
         })
