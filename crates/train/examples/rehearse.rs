@@ -1,5 +1,5 @@
-//! A rehearsal of a run: loads the recipe's model, makes one iteration (rollouts, decoding, one or more updates), and compares time and peak
-//! memory of each phase with the plan. The reward is the mean brightness of the video: models with random weights show nothing else.
+//! A rehearsal of a run: loads the recipe's model, makes one iteration (rollouts, then decoding, then the updates, none beside another), and compares time
+//! and peak memory of each phase with the plan. Nothing is scored: models with random weights show nothing.
 //!
 //! ```text
 //! rehearse [--device DEVICE] RECIPE [KEY=VALUE ..]
@@ -10,18 +10,19 @@
 //! is set against the rate of the device's own matrix products.
 
 use burn::tensor::{DType, Device, Tensor};
-use reward::{Reward, RewardBreakdown, RewardError, Sample, Weighted};
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use train::events::Event;
-use train::iteration::iteration;
+use train::batch::{Batch, decoded_at_once, pieces};
 use train::plan::{Machine, ModelSizes, Plan, TextLength};
+use train::rollout::Rollouts;
 use train::settings::Settings;
 use train::trainer::Trainer;
+use train::update::update;
 use wan::device::{Backend, DeviceChoice, is_cpu};
 use wan::weights::to_floats;
 
@@ -43,7 +44,6 @@ fn main() {
     let plan = Plan::new(&settings, &model, TextLength::of(&settings), Machine::default()).expect("plan");
     let mut phases = Phases { plan, start: Instant::now(), peak: Peak::of(opened.choice) };
     let mut trainer = Trainer::new(settings, &opened.device).unwrap_or_else(|error| panic!("{error}"));
-    trainer.reward = Weighted::new(vec![(1.0, Box::new(Brightness))]);
     phases.end("load");
     rehearse(&mut trainer, &mut phases, 0);
     if !is_cpu(&opened.device) {
@@ -52,29 +52,32 @@ fn main() {
     }
 }
 
-/// An iteration; seconds of its phases.
+/// The parts of an iteration one after the other; seconds of each. Every second sample counts as better than the others.
 fn rehearse(trainer: &mut Trainer, phases: &mut Phases, index: u64) -> BTreeMap<&'static str, f64> {
-    let mut running = String::new();
-    let metrics = iteration(trainer, index, &mut |event| match event {
-        Event::Phase { name, .. } => {
-            if name == "update" {
-                phases.end("decode");
-            }
-            name.clone_into(&mut running);
+    let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), index).expect("a plan");
+    let roll_out = |chunk: &Range<usize>| {
+        let rollouts = batch.roll_out(trainer, chunk, false).unwrap_or_else(|error| panic!("{error}"));
+        to_floats(rollouts.latents.clone()); // waits for it
+        rollouts
+    };
+    let rollouts: Vec<Rollouts> = batch.updates.iter().flatten().map(roll_out).collect();
+    let mut seconds = BTreeMap::from([("rollout", phases.end("rollout"))]);
+    for rollouts in &rollouts {
+        for part in pieces(0..rollouts.latents.dims()[0], decoded_at_once(&trainer.settings)) {
+            let latents = rollouts.latents.clone().narrow(0, part.start, part.len());
+            trainer.decode_for_reward(latents).unwrap_or_else(|error| panic!("{error}"));
         }
-        Event::Done if running == "rollout" => phases.end("rollout"),
-        Event::Done if running == "update" => phases.end("update"),
-        _ => {}
-    });
-    let metrics = metrics.unwrap_or_else(|error| panic!("{error}"));
-    print(&serde_json::json!({
-        "ratio_deviation": metrics.ratio_deviation,
-        "grad_norm": metrics.grad_norm,
-        "reward_std": metrics.reward_std,
-        "updates": trainer.optimizer.updates,
-        "seconds": metrics.seconds,
-    }));
-    metrics.seconds
+    }
+    seconds.insert("decode", phases.end("decode"));
+    let advantages: Vec<f64> = (0..batch.plans.len()).map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    for batches in batch.transitions(&rollouts, &advantages) {
+        let ema = trainer.ema.as_mut();
+        let metrics = update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, &batches, &*trainer.collective);
+        print(&serde_json::json!({ "ratio_deviation": metrics.ratio_deviation(), "grad_norm": metrics.grad_norm }));
+    }
+    trainer.policy.params().snapshot().into_iter().for_each(|weights| drop(to_floats(weights.narrow(0, 0, 1))));
+    seconds.insert("update", phases.end("update"));
+    seconds
 }
 
 /// Operations of each phase for a second, and as a share of what products of large matrices reach on the same device.
@@ -130,17 +133,20 @@ struct Phases {
 }
 
 impl Phases {
-    fn end(&mut self, phase: &str) {
+    /// Seconds since the last one.
+    fn end(&mut self, phase: &str) -> f64 {
+        let seconds = self.start.elapsed().as_secs_f64();
         let planned = self.plan.memory.iter().find(|planned| planned.phase == phase).map(|planned| planned.total >> 20);
         let peak = self.peak.take_mib();
         print(&serde_json::json!({
             "phase": phase,
-            "seconds": self.start.elapsed().as_secs_f64(),
+            "seconds": seconds,
             "peak_mib": peak,
             "planned_mib": planned,
             "planned_to_measured": planned.zip(peak).map(|(planned, peak)| planned as f64 / peak as f64),
         }));
         self.start = Instant::now();
+        seconds
     }
 }
 
@@ -195,21 +201,4 @@ fn card_mib() -> Option<u64> {
     let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
     let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
-}
-
-/// Mean of all values of a clip.
-struct Brightness;
-
-impl Reward for Brightness {
-    fn name(&self) -> &str {
-        "brightness"
-    }
-
-    fn score(&self, batch: &[Sample<'_>]) -> Vec<Result<RewardBreakdown, RewardError>> {
-        let mean = |sample: &Sample<'_>| {
-            let values = sample.frames.data();
-            values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len() as f64
-        };
-        batch.iter().map(|sample| Ok(RewardBreakdown { value: mean(sample), components: Default::default() })).collect()
-    }
 }

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 /// Samples of a micro-batch that are decoded, and handed to the rewards, together: as many as those like, but at least 2, for on two cores two clips
 /// take as long each as eight do, and a single one a third longer.
-pub(crate) fn decoded_at_once(settings: &Settings) -> usize {
+pub fn decoded_at_once(settings: &Settings) -> usize {
     reward::samples_at_once(&settings.reward).clamp(2, settings.rollout.micro_batch.max(2))
 }
 
@@ -90,8 +90,9 @@ impl Batch {
                 trainer.stop.check()?;
                 let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk))?;
                 clock.lap("rollout");
-                for part in pieces(chunk.clone(), decoded_at_once(&trainer.settings)) {
-                    let latents = rollouts.latents.clone().narrow(0, part.start - chunk.start, part.len());
+                for part in pieces(0..chunk.len(), decoded_at_once(&trainer.settings)) {
+                    let latents = rollouts.latents.clone().narrow(0, part.start, part.len());
+                    let part = chunk.start + part.start..chunk.start + part.end;
                     let (texts, clips) = (self.texts(trainer, &part), trainer.decode_for_reward(latents)?);
                     queue.put(Job { texts, clips, fps: trainer.settings.sampling.fps });
                 }
@@ -159,7 +160,11 @@ impl Batch {
         self.updates.first().is_some_and(|chunks| chunks.contains(chunk))
     }
 
-    fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Result<Rollouts> {
+    /// Rolls out a micro-batch, and nothing else.
+    ///
+    /// # Errors
+    /// A picture that cannot be read any more.
+    pub fn roll_out(&self, trainer: &Trainer, chunk: &Range<usize>, retain: bool) -> Result<Rollouts> {
         let [c, f, h, w] = trainer.latent_shape();
         let initial: Vec<f32> = chunk.clone().flat_map(|i| self.initial_key(trainer, i).normals(c * f * h * w)).collect();
         let initial = Tensor::from_data(TensorData::new(initial, [chunk.len(), c, f, h, w]), &trainer.device);
@@ -243,6 +248,6 @@ fn in_order<T>(mut parts: Vec<(usize, T)>) -> Vec<T> {
 }
 
 /// Consecutive pieces of at most `size`.
-fn pieces(whole: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub fn pieces(whole: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     whole.clone().step_by(size).map(move |start| start..(start + size).min(whole.end))
 }
