@@ -15,7 +15,8 @@ if [ -f "$bin" ]; then
     trap 'rm -rf "$unpacked"' EXIT
     tar -C "$unpacked" -xJf "$bin"
     bin=$unpacked
-    export CUDA_PATH=$bin/cuda LD_LIBRARY_PATH=$bin/cuda/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    # its own NVRTC, else that of an installed toolkit
+    export LD_LIBRARY_PATH=$bin/cuda/lib:${LD_LIBRARY_PATH:-}:${CUDA_PATH:-/usr/local/cuda}/lib64 CUDA_PATH=$bin/cuda
 elif [ -z "$bin" ]; then
     bin=${CARGO_TARGET_DIR:-target}/release
     cargo build --release --workspace --features "flash-grpo/${device%%:*}" --bin flash-grpo --example rehearse
@@ -23,7 +24,7 @@ elif [ -z "$bin" ]; then
 fi
 model=${FLASH_GRPO_MODEL:-models/Wan2.1-T2V-1.3B-Random}
 [ -d "$model" ] || "$bin/flash-grpo" random-model "$model" --size 1.3b
-"$bin/flash-grpo" doctor
+"$bin/flash-grpo" doctor || echo "# what doctor says comes first: the figures are of a device that computes otherwise than the CPU"
 # two rollouts of 4 steps: a step costs the same in a rollout of 20
 run=(model.path="$model" prompts.train=shapes:train prompts.eval=shapes:held-out sampling.num_inference_steps=4
     'method.stochastic={ type = "random", count = 1, pool = 2 }' rollout.prompts_per_iteration=1 rollout.group_size=2 rollout.shared_prefix=false
