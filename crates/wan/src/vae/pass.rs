@@ -52,7 +52,8 @@ impl<'a> Pass<'a> {
         if !self.is_last {
             let frames = x.dims()[2];
             let kept = frames.min(count);
-            self.slots[slot] = Some(x.clone().narrow(2, frames - kept, kept));
+            // a part is a view of the whole, which would stay in memory until the next chunk: a product has memory of its own
+            self.slots[slot] = Some(x.clone().narrow(2, frames - kept, kept).mul_scalar(1.0));
         }
         (x, known)
     }
