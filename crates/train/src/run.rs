@@ -76,6 +76,9 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     let mut seconds = Seconds::default();
     let mut trainer = seconds.time("load", || Trainer::with_stop(settings, stop.clone(), device))?;
     watch(Event::Note(&describe(&trainer)));
+    if let Some(checkpoint) = &resumed {
+        check_inputs(begin, checkpoint, &trainer, watch)?;
+    }
     let checks = match &resumed {
         Some(checkpoint) => checkpoint.manifest.checks.clone(),
         None => seconds.time("checks", || self_check(&trainer, watch)).map_err(|error| interrupted(error, &folder, 0))?,
@@ -86,7 +89,6 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch))?;
     let first = match &resumed {
         Some(checkpoint) => {
-            check_inputs(begin, checkpoint, &trainer, watch)?;
             checkpoint.restore(&mut trainer)?;
             note_device(&checkpoint.manifest.device, &trainer, watch);
             watch(Event::Note(&format!(
