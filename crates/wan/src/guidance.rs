@@ -187,7 +187,7 @@ impl<'a> GuidedVelocity<'a> {
         Self { image, ..self }
     }
 
-    /// What is to be denoised of latents of the whole videos, see [`ImageCondition::unknown`].
+    /// What is to be denoised of latents of the whole videos, or the velocity of that part, see [`ImageCondition::unknown`].
     pub fn unknown(&self, latents: Tensor<5>) -> Tensor<5> {
         self.image.iter().fold(latents, |latents, image| image.unknown(latents))
     }
@@ -205,11 +205,6 @@ impl<'a> GuidedVelocity<'a> {
         let tokens = self.networks[0].transformer.num_tokens(latents.dims());
         let timesteps = if timesteps.len() == self.samples { image.timesteps(&timesteps, tokens, latents.dims()[2]) } else { timesteps };
         (latents, timesteps)
-    }
-
-    /// What of the networks' velocity is that of `latents` as they came.
-    fn output(&self, velocity: Tensor<5>) -> Tensor<5> {
-        self.image.iter().fold(velocity, |velocity, image| image.output(velocity))
     }
 
     /// The velocity [B, C, F, H, W] at `latents` of the same shape, f32.
@@ -249,14 +244,14 @@ impl<'a> GuidedVelocity<'a> {
         let network = self.networks_of(&timesteps)[0];
         assert!(self.networks_of(&timesteps).iter().all(|&other| other == network), "timesteps of two networks");
         self.networks[network].branches.predictions(latents, &timesteps, &mut |latents, timesteps, text| {
-            self.output(self.networks[network].transformer.forward(latents, timesteps, text))
+            self.unknown(self.networks[network].transformer.forward(latents, timesteps, text))
         })
     }
 
     fn velocity_by(&self, latents: Tensor<5>, timesteps: &[f64], forward: Forward<'_>) -> Tensor<5> {
         assert_eq!(latents.dims()[0], self.samples, "latents of another batch size");
         let (latents, timesteps) = self.input(latents, timesteps);
-        let forward = &mut |network: usize, x: Tensor<5>, t: &[f64], text: &TextContext| self.output(forward(network, x, t, text));
+        let forward = &mut |network: usize, x: Tensor<5>, t: &[f64], text: &TextContext| self.unknown(forward(network, x, t, text));
         let networks = self.networks_of(&timesteps);
         if let Some(&network) = networks.first()
             && networks.iter().all(|&other| other == network)

@@ -159,11 +159,6 @@ impl ImageCondition {
         let of_sample = |&t: &f64| std::iter::repeat_n(0.0, known).chain(std::iter::repeat_n(t, tokens - known));
         timesteps.iter().flat_map(of_sample).collect()
     }
-
-    /// The velocity of the denoised part, of what a network says of the whole.
-    pub fn output(&self, velocity: Tensor<5>) -> Tensor<5> {
-        self.unknown(velocity)
-    }
 }
 
 impl Known {
