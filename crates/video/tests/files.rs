@@ -152,6 +152,33 @@ fn png_grid_has_a_strip_for_each_clip() {
     assert!(write_png_grid(&path, &[], 2).is_err() && write_png_grid(&path, &[&a], 0).is_err());
 }
 
+/// Clips of real size: 81 frames of 832 pixels in a row would be wider than a PNG can be.
+#[test]
+fn sheets_of_large_clips_show_some_frames_smaller() {
+    let size = |path: &std::path::Path| {
+        let file = std::io::BufReader::new(fs::File::open(path).expect("the file exists"));
+        let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
+        let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];
+        let info = reader.next_frame(&mut pixels).expect("a valid PNG");
+        ([info.width as usize, info.height as usize], pixels)
+    };
+    let (_folder, path) = target("sheet.png");
+    // a frame is as bright as its place, so that the shown ones can be told
+    let long = |frames: usize, height: usize, width: usize| {
+        let data = (0..frames).flat_map(|frame| vec![frame as f32 / 255.0; height * width * 3]).collect();
+        Frames::new(frames, height, width, data).expect("sizes agree")
+    };
+    let clip = long(81, 24, 832);
+    write_png_grid(&path, &[&clip; 8], 1).expect("written");
+    let ([width, height], pixels) = size(&path);
+    assert_eq!([width, height], [8 * (416 + 2) - 2 + 16, 8 * (12 + 8) + 8]);
+    let at = |frame: usize| pixels[(8 * width + 8 + frame * 418) * 3];
+    assert_eq!((0..8).map(at).collect::<Vec<_>>(), [0, 11, 22, 34, 45, 57, 68, 80]);
+    write_png_grid(&path, &[&long(121, 8, 1280)], 1).expect("written");
+    assert_eq!(size(&path).0[0], 8 * (427 + 2) - 2 + 16);
+    assert!(write_png_grid(&path, &[&long(1, 1, 1); 2000], 1).is_err(), "2000 rows of 9 pixels");
+}
+
 #[test]
 fn bad_requests_leave_nothing_behind() {
     let (folder, path) = target("clip.avi");
