@@ -131,7 +131,14 @@ fn killed_at_random_moments() {
 
 #[test]
 fn cut_off_while_writing() {
-    for point in ["metrics:3", "checkpoint-files:2", "checkpoint-manifest:2", "checkpoint-renamed:2", "checkpoint-renamed:6"] {
+    for point in [
+        "metrics:3",
+        "checkpoint-files:2",
+        "checkpoint-manifest:2",
+        "checkpoint-replaced:1",
+        "checkpoint-renamed:2",
+        "checkpoint-renamed:6",
+    ] {
         let folder = tempfile::tempdir().expect("folder");
         let output = train(folder.path()).env("FLASH_GRPO_ABORT_AT", point).output().expect("the program runs");
         assert!(!output.status.success(), "{point} was not passed");
@@ -212,6 +219,20 @@ fn damaged_checkpoints_are_named_and_passed_over() {
         copy(&whole.path().join("checkpoints"), &folder.path().join("checkpoints"));
         assert_as_if_nothing_had_happened(folder.path());
     }
+}
+
+/// What was made after the checkpoint that is resumed is another future: it is neither met again nor lost.
+#[test]
+fn resumed_from_an_earlier_checkpoint() {
+    let folder = tempfile::tempdir().expect("folder");
+    finish(&mut train(folder.path()));
+    let checkpoints = folder.path().join("checkpoints");
+    let mut resume = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    resume.current_dir(root()).args(["train", "--resume"]).arg(checkpoints.join("iteration-000004"));
+    let told = finish(&mut resume);
+    assert!(told.contains("resumed after 4 iterations") && told.contains("abandoned-iteration-000006"), "{told}");
+    assert_as_if_nothing_had_happened(folder.path());
+    assert!(checkpoints.join("abandoned-iteration-000005").is_dir() && checkpoints.join("abandoned-iteration-000006").is_dir());
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -14,6 +14,7 @@ use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch};
 use train::rollout::{Start, rollout};
 use train::sharing::Shares;
+use train::stop::Stop;
 use train::update::{Objective, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::pipeline::{WanPipeline, initial_noise};
@@ -84,7 +85,8 @@ fn iteration(device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {
     let mut ema = Ema::new(0.9, policy.params());
     for activation_checkpointing in [false, true] {
         policy.activation_checkpointing = activation_checkpointing;
-        let metrics = update(&policy, &mut optimizer, Some(&mut ema), &objective, &batches, &Alone);
+        let metrics =
+            update(&policy, &mut optimizer, Some(&mut ema), &objective, &batches, &Alone, &Stop::default()).expect("nobody stops it");
         println!("update, activation checkpointing {activation_checkpointing}: {} transitions", metrics.log_prob.len());
     }
     Ok(device.sync().map_err(|error| format!("{error:?}"))?)

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use train::batch::{Batch, decoded_at_once, pieces};
 use train::plan::{Machine, ModelSizes, Plan, TextLength};
+use train::replay::TransitionBatch;
 use train::rollout::Rollouts;
 use train::settings::Settings;
 use train::trainer::Trainer;
@@ -70,9 +71,11 @@ fn rehearse(trainer: &mut Trainer, phases: &mut Phases, index: u64) -> BTreeMap<
     }
     seconds.insert("decode", phases.end("decode"));
     let advantages: Vec<f64> = (0..batch.plans.len()).map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 }).collect();
-    for batches in batch.transitions(&rollouts, &advantages) {
-        let ema = trainer.ema.as_mut();
-        let metrics = update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, &batches, &*trainer.collective);
+    let recorded: Vec<Vec<TransitionBatch>> = rollouts.into_iter().map(|rollouts| rollouts.transitions).collect();
+    for batches in batch.transitions(&recorded, &advantages) {
+        let (ema, objective, collective) = (trainer.ema.as_mut(), &trainer.objective, &*trainer.collective);
+        let metrics = update(&trainer.policy, &mut trainer.optimizer, ema, objective, &batches, collective, &trainer.stop)
+            .unwrap_or_else(|error| panic!("{error}"));
         print(&serde_json::json!({ "ratio_deviation": metrics.ratio_deviation(), "grad_norm": metrics.grad_norm }));
     }
     trainer.policy.params().snapshot().into_iter().for_each(|weights| drop(to_floats(weights.narrow(0, 0, 1))));

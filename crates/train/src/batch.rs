@@ -7,12 +7,13 @@ use crate::prompts;
 use crate::replay::TransitionBatch;
 use crate::reward_advantage::RewardAdvantage;
 use crate::rollout::{Rollouts, Start, rollout};
-use crate::scoring::{Job, overlapped};
+use crate::scoring::{Job, failure, overlapped};
 use crate::settings::{Combination, Settings};
 use crate::sharing::{Shares, Work};
+use crate::stats::mean;
 use crate::trainer::Trainer;
-use burn::tensor::{Tensor, TensorData};
-use grpo::{GroupLayout, InitialNoise, Key, Purpose, StepPlan, advantages};
+use burn::tensor::{Device, Tensor, TensorData};
+use grpo::{GroupLayout, InitialNoise, Key, PolicyLoss, Purpose, StepPlan, advantages};
 use reward::{Normalised, RewardBreakdown, Scored, group_normalised, per_reward};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,11 +24,41 @@ pub fn decoded_at_once(settings: &Settings) -> usize {
     reward::samples_at_once(&settings.reward).clamp(2, settings.rollout.micro_batch.max(2))
 }
 
+/// Failed samples that are told of one by one.
+pub(crate) const SHOWN_FAILURES: usize = 3;
+
+/// What came of a batch's samples.
+pub struct Sampled {
+    /// The trained transitions of each micro-batch, in the memory of the host (those with a graph excepted).
+    pub transitions: Vec<Vec<TransitionBatch>>,
+    /// See [`Rollouts::noise_power`].
+    pub noise_power: f64,
+    /// A score per sample.
+    pub scores: Vec<Scored>,
+}
+
+/// What is left of a micro-batch's rollouts once their latents are decoded.
+struct Recorded {
+    transitions: Vec<TransitionBatch>,
+    noise_power: f64,
+}
+
+impl Recorded {
+    /// Only what an update with this loss asks for.
+    fn new(rollouts: Rollouts, loss: &PolicyLoss) -> Self {
+        let kept = |batch: TransitionBatch| {
+            let old_velocity = batch.old_velocity.filter(|_| loss.needs_change());
+            TransitionBatch { old_velocity, ..batch }.to_device(&Device::flex())
+        };
+        Self { transitions: rollouts.transitions.into_iter().map(kept).collect(), noise_power: rollouts.noise_power }
+    }
+}
+
 /// The samples of an iteration: which prompts, which steps.
 pub struct Batch {
     pub(crate) index: u64,
     pub(crate) layout: GroupLayout,
-    num_steps: usize,
+    pub(crate) num_steps: usize,
     /// Prompt id of every sample.
     pub prompt_ids: Vec<usize>,
     /// Steps of every sample.
@@ -67,47 +98,66 @@ impl Batch {
         self.updates.iter().flatten()
     }
 
-    /// Rolls out, decodes and scores, micro-batch by micro-batch; a score per sample. Scoring goes on beside the next rollouts, and
-    /// `clock` counts as \"reward\" the time spent waiting for it. Clips are decoded in as small pieces as the reward likes: it begins
-    /// early, and at the end a piece is waited for rather than a micro-batch.
+    /// Rolls out, decodes and scores, micro-batch by micro-batch. Scoring goes on beside the next rollouts, and `clock` counts as \"reward\" the
+    /// time spent waiting for it. Clips are decoded in as small pieces as the reward likes: it begins early, and at the end a piece is waited for
+    /// rather than a micro-batch. What was recorded waits in the memory of the host: the device has no room for all of it.
     ///
     /// `retain` keeps the graphs of the trained steps for the first update; for later ones the weights have changed.
     ///
     /// # Errors
-    /// A request to stop.
-    pub fn sample(
-        &self,
-        trainer: &Trainer,
-        retain: bool,
-        watch: &mut Watch<'_>,
-        clock: &mut Clock,
-    ) -> Result<(Vec<Rollouts>, Vec<Scored>)> {
+    /// A request to stop; more samples without a reward than `train.max_skipped` allows, as soon as they are so many.
+    pub fn sample(&self, trainer: &Trainer, retain: bool, watch: &mut Watch<'_>, clock: &mut Clock) -> Result<Sampled> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
         let (order, mut sampled) = (self.cheapest_first(), 0);
-        let (rollouts, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<(usize, Rollouts)>> {
+        let (recorded, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<(usize, Recorded)>> {
             let mut done = Vec::new();
             for chunk in order.iter().copied() {
                 trainer.stop.check()?;
+                if queue.failed() > trainer.tolerated(self.prompt_ids.len()) {
+                    break; // the rest would be in vain
+                }
                 let rollouts = self.roll_out(trainer, chunk, retain && self.is_first(chunk))?;
                 clock.lap("rollout");
-                for part in pieces(0..chunk.len(), decoded_at_once(&trainer.settings)) {
-                    let latents = rollouts.latents.clone().narrow(0, part.start, part.len());
-                    let part = chunk.start + part.start..chunk.start + part.end;
-                    let (texts, clips) = (self.texts(trainer, &part), trainer.decode_for_reward(latents)?);
-                    queue.put(Job { texts, clips, fps: trainer.settings.sampling.fps });
-                }
+                self.decode(trainer, chunk, &rollouts.latents).try_for_each(|job| job.map(|job| queue.put(job)))?;
                 clock.lap("decode");
                 sampled += chunk.len();
                 watch(Event::Progress(sampled as u64));
-                done.push((chunk.start, rollouts));
+                done.push((chunk.start, Recorded::new(rollouts, &trainer.objective.loss)));
             }
             Ok(done)
         });
         clock.lap("reward");
         watch(Event::Done);
         trainer.stop.check()?; // scores that were given up are no failures
-        let scores = order.iter().flat_map(|chunk| (*chunk).clone()).zip(scores).collect();
-        Ok((in_order(rollouts?), in_order(scores)))
+        let scores: Vec<(usize, Scored)> = order.iter().flat_map(|chunk| (*chunk).clone()).zip(scores).collect();
+        self.report_rewards(trainer, &scores, watch)?;
+        let recorded = in_order(recorded?);
+        let noise_power = mean(recorded.iter().map(|part| part.noise_power));
+        Ok(Sampled { transitions: recorded.into_iter().map(|part| part.transitions).collect(), noise_power, scores: in_order(scores) })
+    }
+
+    /// The clips of a micro-batch's latents [B, C, f, h, w], a few at a time.
+    pub fn decode<'a>(&self, trainer: &'a Trainer, chunk: &Range<usize>, latents: &Tensor<5>) -> impl Iterator<Item = Result<Job<'a>>> {
+        pieces(0..chunk.len(), decoded_at_once(&trainer.settings)).map(move |part| {
+            let clips = trainer.decode_for_reward(latents.clone().narrow(0, part.start, part.len()))?;
+            let prompts = &self.prompt_ids[chunk.start + part.start..chunk.start + part.end];
+            let asked = prompts.iter().map(|&prompt| trainer.train_prompts.asked(prompt, trainer.settings.sampling.fps)).collect();
+            Ok(Job { asked, clips })
+        })
+    }
+
+    /// Tells of samples without a reward.
+    fn report_rewards(&self, trainer: &Trainer, scores: &[(usize, Scored)], watch: &mut Watch<'_>) -> Result<()> {
+        let failures: Vec<(usize, String)> = scores.iter().filter_map(|(sample, score)| Some((*sample, failure(score)?))).collect();
+        for (sample, why) in failures.iter().take(SHOWN_FAILURES) {
+            let prompt = &trainer.train_prompts.texts[self.prompt_ids[*sample]];
+            watch(Event::Warning(&format!("iteration {}: the reward of sample {sample} (`{prompt}`) {why}; it is left out", self.index)));
+        }
+        if failures.len() > SHOWN_FAILURES {
+            let more = failures.len() - SHOWN_FAILURES;
+            watch(Event::Warning(&format!("iteration {}: {more} more samples have no reward", self.index)));
+        }
+        trainer.tolerate("samples", failures.len(), self.prompt_ids.len(), || format!("iteration {}", self.index))
     }
 
     /// Micro-batches in the order of sampling: those with the least work first. The rewards then begin early and have clips waiting from then on,
@@ -116,11 +166,6 @@ impl Batch {
         let mut order: Vec<&Range<usize>> = self.chunks().collect();
         order.sort_by_key(|chunk| self.work_of(chunk, false).sampled);
         order
-    }
-
-    /// The prompts of some samples.
-    fn texts<'a>(&self, trainer: &'a Trainer, samples: &Range<usize>) -> Vec<&'a str> {
-        self.prompt_ids[samples.clone()].iter().map(|&id| trainer.train_prompts.texts[id].as_str()).collect()
     }
 
     /// What each sample did better than the others of its prompt. The rewards are added as they are, or each normalised in its group first.
@@ -220,16 +265,16 @@ impl Batch {
         Key { seed: trainer.settings.seed, iteration: self.index, prompt: self.layout.prompt(sample) as u64, rollout, purpose }
     }
 
-    /// The micro-batches of every update, with their advantages.
-    pub fn transitions(&self, rollouts: &[Rollouts], advantages: &[f64]) -> Vec<Vec<TransitionBatch>> {
-        let mut rollouts = rollouts.iter();
+    /// The micro-batches of every update, with their advantages, from what each micro-batch of the rollout recorded.
+    pub fn transitions(&self, recorded: &[Vec<TransitionBatch>], advantages: &[f64]) -> Vec<Vec<TransitionBatch>> {
+        let mut recorded = recorded.iter();
         let mut with_advantages = |chunk: &Range<usize>| -> Vec<TransitionBatch> {
-            let Some(rollouts) = rollouts.next() else { return Vec::new() };
+            let Some(transitions) = recorded.next() else { return Vec::new() };
             let global = |batch: &TransitionBatch| {
                 let batch = batch.with_advantages(&advantages[chunk.clone()]);
                 TransitionBatch { samples: batch.samples.iter().map(|sample| chunk.start + sample).collect(), ..batch }
             };
-            rollouts.transitions.iter().map(global).collect()
+            transitions.iter().map(global).collect()
         };
         self.updates.iter().map(|chunks| chunks.iter().flat_map(&mut with_advantages).collect()).collect()
     }

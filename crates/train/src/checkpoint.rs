@@ -134,8 +134,7 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
     write_atomically(&beside.join(MANIFEST_SUM), format!("{}\n", hex(Sha256::digest(&text))).as_bytes())?;
     sync(&beside).map_err(wrap)?;
     fault::point("checkpoint-manifest");
-    remove(&target).map_err(wrap)?;
-    std::fs::rename(&beside, &target).map_err(wrap)?;
+    replace(&beside, &target).map_err(wrap)?;
     sync(dir).map_err(wrap)?;
     fault::point("checkpoint-renamed");
     prune(dir, &trainer.settings.checkpoint).map_err(wrap)
@@ -146,21 +145,43 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
 /// # Errors
 /// The folder cannot be read, or holds checkpoints of which none is whole.
 pub fn newest(dir: &Path, watch: &mut Watch<'_>) -> Result<Option<Checkpoint>> {
+    restore_replaced(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
     let mut damage = None;
     for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().rev() {
         match Checkpoint::open(&path) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
             Err(error) => {
                 watch(Event::Warning(&format!("{error}")));
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let aside = dir.join(format!("damaged-{name}"));
-                let moved = remove(&aside).and_then(|()| std::fs::rename(&path, &aside));
-                moved.map_err(|e| Error::run_folder(&path, e, WRITABLE))?;
+                set_aside(&path, "damaged")?;
                 damage.get_or_insert(error);
             }
         }
     }
     damage.map_or(Ok(None), Err)
+}
+
+/// Moves checkpoints of more than `iterations` out of the way of a run that goes on from an earlier one: they are of another future.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn set_later_aside(dir: &Path, iterations: u64, watch: &mut Watch<'_>) -> Result<()> {
+    let later = folder_name(iterations);
+    let is_later = |path: &PathBuf| path.file_name().is_some_and(|name| *name.to_string_lossy() > *later);
+    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().filter(is_later) {
+        let aside = set_aside(&path, "abandoned")?;
+        watch(Event::Note(&format!("`{}` is later than what is resumed, and is now `{}`", path.display(), aside.display())));
+    }
+    Ok(())
+}
+
+/// Gives a checkpoint a name under which it is not met again.
+fn set_aside(path: &Path, why: &str) -> Result<PathBuf> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let numbered =
+        |number: usize| path.with_file_name(if number == 1 { format!("{why}-{name}") } else { format!("{why}-{name}-{number}") });
+    let aside = (1..).map(numbered).find(|aside| !aside.exists()).unwrap_or_default();
+    std::fs::rename(path, &aside).map_err(|e| Error::run_folder(path, e, WRITABLE))?;
+    Ok(aside)
 }
 
 impl Checkpoint {
@@ -296,6 +317,33 @@ fn prune(dir: &Path, settings: &crate::settings::CheckpointSettings) -> std::io:
 fn eval_reward(path: &Path) -> Option<f64> {
     let manifest: Manifest = serde_json::from_str(&std::fs::read_to_string(path.join(MANIFEST)).ok()?).ok()?;
     manifest.eval_reward
+}
+
+/// How the name of a checkpoint begins while another takes its place.
+const REPLACED: &str = ".replaced-";
+
+/// Renames `new` to `target`. At no moment is neither the old nor the new one whole on disk.
+fn replace(new: &Path, target: &Path) -> std::io::Result<()> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let old = target.with_file_name(format!("{REPLACED}{name}"));
+    remove(&old)?;
+    if target.exists() {
+        std::fs::rename(target, &old)?;
+        fault::point("checkpoint-replaced");
+    }
+    std::fs::rename(new, target)?;
+    remove(&old)
+}
+
+/// Ends what a killed process left of [`replace`].
+fn restore_replaced(dir: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir).into_iter().flatten() {
+        let path = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_prefix(REPLACED)) else { continue };
+        let target = dir.join(name);
+        if target.exists() { remove(&path)? } else { std::fs::rename(&path, target)? }
+    }
+    Ok(())
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {

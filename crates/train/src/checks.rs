@@ -3,18 +3,18 @@
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::events::Watch;
-use crate::iteration::Clock;
+use crate::events::{Event, Watch};
 use crate::replay::TransitionBatch;
+use crate::scoring::{failure, score};
 use crate::settings::MixedPrecision;
-use crate::stats::{mean, std_of};
+use crate::stats::mean;
 use crate::trainer::Trainer;
 use crate::update::accumulate;
 use burn::tensor::{DType, Tensor};
-use grpo::GroupLayout;
-use reward::RewardBreakdown;
+use reward::Scored;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use wan::weights::to_floats;
 
 /// What the checks measured.
@@ -33,28 +33,43 @@ pub struct CheckReport {
     pub bf16_log_prob_deviation: Option<f64>,
     /// Power of the stochastic step's noise relative to std^2.
     pub noise_power: f64,
-    /// Mean standard deviation of the rewards within a group.
-    pub reward_group_std: f64,
 }
 
-/// Runs the first iteration's first micro-batches without an update.
+/// Samples that are checked, at the least: with several a wrong reward can be told from one video that it cannot judge.
+const ENOUGH: usize = 4;
+
+/// Makes a few of the first iteration's samples and what an update would do with them, without the update. What fails then fails before hours
+/// are spent on a whole iteration.
 ///
 /// # Errors
 /// [`Error::Check`] naming the check, what was measured, and what to do.
 pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckReport> {
     let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), 0)?;
-    let (rollouts, scores) = batch.sample(trainer, false, watch, &mut Clock::start())?;
-    let noise_power = mean(rollouts.iter().map(|r| r.noise_power));
+    let chunks = micro_batches(&batch, trainer);
+    watch(Event::Phase { name: "self-check", total: chunks.len() as u64 });
+    let (mut update, mut scores, mut powers) = (Vec::new(), Vec::new(), Vec::new());
+    for chunk in &chunks {
+        trainer.stop.check()?;
+        let rollouts = batch.roll_out(trainer, chunk, false)?;
+        for job in batch.decode(trainer, chunk, &rollouts.latents) {
+            let job = job?;
+            scores.extend(score(&trainer.reward, &job.asked, &job.clips));
+        }
+        powers.push(rollouts.noise_power);
+        // any advantage but 0 will do
+        update.extend(rollouts.transitions.iter().map(|batch| batch.with_advantages(&vec![1.0; chunk.len()])));
+        watch(Event::Progress(powers.len() as u64));
+    }
+    watch(Event::Done);
+    trainer.stop.check()?; // scores that were given up are no failures
+    let noise_power = mean(powers.into_iter());
     check_noise(noise_power)?;
-    let rewards = scores.into_iter().collect::<std::result::Result<Vec<RewardBreakdown>, _>>()?;
-    let reward_group_std = check_rewards(&batch.layout, &rewards.iter().map(|reward| reward.value).collect::<Vec<_>>())?;
-    let advantages = batch.advantages(trainer, &rewards);
-    let updates = batch.transitions(&rollouts, &advantages);
-    let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &updates[0]);
+    check_rewards(&scores, trainer, watch)?;
+    let (gradients, metrics) = accumulate(&trainer.policy, &trainer.objective, &update);
     let ratio_deviation = metrics.ratio_deviation();
     check_ratio(ratio_deviation, trainer)?;
-    check_gradients(trainer, &gradients.sums, &updates[0])?;
-    let log_prob_noise_floor = noise_floor(trainer, &updates[0]);
+    check_gradients(trainer, &gradients.sums, &update)?;
+    let log_prob_noise_floor = noise_floor(trainer, &update);
     check_clip_range(trainer.settings.train.clip_range, log_prob_noise_floor)?;
     let params = trainer.policy.params();
     Ok(CheckReport {
@@ -62,10 +77,24 @@ pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckRepor
         trained_parameters: params.num_elements(),
         ratio_deviation,
         log_prob_noise_floor,
-        bf16_log_prob_deviation: bf16_deviation(trainer, &updates[0]),
+        bf16_log_prob_deviation: bf16_deviation(trainer, &update),
         noise_power,
-        reward_group_std,
     })
+}
+
+/// The first micro-batches with [`ENOUGH`] samples, and of further networks the first that trains each.
+fn micro_batches(batch: &Batch, trainer: &Trainer) -> Vec<Range<usize>> {
+    let network = |step: &usize| trainer.policy.network(trainer.objective.schedule.timestep(*step));
+    let (mut chosen, mut samples, mut reached) = (Vec::new(), 0, BTreeSet::new());
+    for chunk in batch.updates.iter().flatten() {
+        let networks: BTreeSet<usize> = batch.plans[chunk.clone()].iter().flat_map(|plan| plan.trained.iter().map(network)).collect();
+        if samples < ENOUGH || !networks.is_subset(&reached) {
+            samples += chunk.len();
+            reached.extend(networks);
+            chosen.push(chunk.clone());
+        }
+    }
+    chosen
 }
 
 /// The residual of the stochastic step, divided by std^2, is a mean of squares of standard normals.
@@ -77,16 +106,31 @@ fn check_noise(noise_power: f64) -> Result<()> {
     failed("stochastic step", found, "a deterministic step has no probability to learn from: check `method.noise_level`")
 }
 
-fn check_rewards(layout: &GroupLayout, rewards: &[f64]) -> Result<f64> {
-    if let Some(bad) = rewards.iter().position(|r| !r.is_finite()) {
-        let found = format!("sample {bad} has reward {}", rewards[bad]);
-        return failed("rewards", found, "a reward must be a finite number");
+/// A reward that scores nothing ends the run here; one that cannot judge some videos may go on as `train.max_skipped` says.
+fn check_rewards(scores: &[Scored], trainer: &Trainer, watch: &mut Watch<'_>) -> Result<()> {
+    let failures: Vec<String> = scores.iter().filter_map(failure).collect();
+    let Some(first) = failures.first() else { return Ok(()) };
+    let found = format!("{} of {} samples have no reward; the reward of one {first}", failures.len(), scores.len());
+    if failures.len() == scores.len() || trainer.settings.train.max_skipped == 0.0 {
+        return failed(
+            "rewards",
+            found,
+            "`flash-grpo reward check RECIPE` tries rewards alone; servers must answer, and scores be finite numbers",
+        );
     }
-    let spread = mean((0..layout.num_prompts()).map(|p| std_of(&rewards[layout.samples(p)])));
-    if spread > 1e-9 {
-        return Ok(spread);
+    watch(Event::Warning(&format!("self-check: {found}")));
+    Ok(())
+}
+
+/// Of the rewards of the first iteration: standard deviation within each of its groups of `size`.
+///
+/// # Errors
+/// [`Error::Check`] if all are 0.
+pub fn check_spread(of_groups: &[f64], size: usize) -> Result<()> {
+    if of_groups.iter().any(|spread| *spread > 1e-9) {
+        return Ok(());
     }
-    let found = format!("all {} rollouts of every prompt have the same reward", layout.group_size());
+    let found = format!("all {size} rollouts of every prompt have the same reward");
     failed("rewards", found, "without spread within a group there is nothing to learn: check that the reward looks at the video")
 }
 

@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// Too many numbers that are none, after the self-checks passed.
     #[error(
-        "{skipped} of {all} {what} of iteration {iteration} are not finite or have no reward, more than `train.max_skipped` = {allowed} allows; the last good state is kept\nhint: look at the warnings above; see to the reward's server and resume, lower `optimizer.learning_rate`, or raise `train.max_skipped`"
+        "{skipped} of {all} {what} of {place} are not finite or have no reward, more than `train.max_skipped` = {allowed} allows; the last good state is kept\nhint: look at the warnings above; see to the reward's server and resume, lower `optimizer.learning_rate`, or raise `train.max_skipped`"
     )]
     NotFinite {
         /// `samples` or `updates`.
@@ -51,8 +51,8 @@ pub enum Error {
         all: usize,
         /// The share that is tolerated.
         allowed: f64,
-        /// The iteration.
-        iteration: u64,
+        /// `iteration N`, or which evaluation.
+        place: String,
     },
     /// Somebody asked the run to end; the caller of the iteration saves and reports.
     #[error("stopped by signal {signal}")]

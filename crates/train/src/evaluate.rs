@@ -1,8 +1,12 @@
 //! The pinned evaluation: held-out prompts, deterministic solver, fixed noise per prompt, base and policy on the same noise.
 
+use crate::batch::{SHOWN_FAILURES, decoded_at_once, pieces};
 use crate::error::Result;
 use crate::events::{Event, Watch};
 use crate::guards::{self, ClipGuards};
+use crate::inputs::hex;
+use crate::scoring::{Asked, failure, score};
+use crate::settings::EvalSettings;
 use crate::stats::mean;
 use crate::trainer::Trainer;
 use burn::tensor::{Tensor, TensorData};
@@ -10,6 +14,7 @@ use grpo::random::index_below;
 use grpo::{Key, Purpose};
 use reward::RewardBreakdown;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use video::Frames;
 use wan::pipeline::denoise;
@@ -19,6 +24,8 @@ use wan::pipeline::denoise;
 pub struct Evaluated {
     /// Id among the evaluation's prompts.
     pub prompt: usize,
+    /// Which of the prompt's samples.
+    pub sample: usize,
     /// The prompt itself.
     pub text: String,
     /// Its reward.
@@ -34,8 +41,14 @@ pub struct Evaluated {
 /// All evaluated samples.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// In the order of (sample, prompt).
+    /// In the order of (sample, prompt); those without a reward are left out.
     pub samples: Vec<Evaluated>,
+    /// How many were left out.
+    #[serde(default)]
+    pub num_missing: usize,
+    /// What it depends on besides the policy, see [`conditions`].
+    #[serde(default)]
+    pub conditions: String,
     /// What the reward does not see, see [`guards`].
     pub guards: BTreeMap<String, f64>,
 }
@@ -52,29 +65,64 @@ impl Evaluation {
 /// The noise is a function of (`eval.seed`, prompt, sample), so that two calls differ by their weights alone.
 ///
 /// # Errors
-/// A sample that cannot be scored; a request to stop.
+/// More samples that cannot be scored than `train.max_skipped` allows; a request to stop.
 pub fn evaluate(trainer: &Trainer, name: &str, watch: &mut Watch<'_>) -> Result<Evaluation> {
     let settings = &trainer.settings;
     let samples: Vec<(usize, usize)> = (0..settings.eval.samples_per_prompt)
         .flat_map(|sample| (0..trainer.eval_prompts.len()).map(move |prompt| (prompt, sample)))
         .collect();
     watch(Event::Phase { name, total: samples.len() as u64 });
-    let (mut results, mut seen) = (Vec::with_capacity(samples.len()), Vec::with_capacity(samples.len()));
+    let mut evaluation = Evaluation { conditions: conditions(trainer), ..Evaluation::default() };
+    let mut seen = Vec::with_capacity(samples.len());
     for chunk in samples.chunks(settings.rollout.micro_batch) {
         trainer.stop.check()?;
-        let clips = trainer.decode(sample_latents(trainer, chunk)?)?;
-        let texts: Vec<&str> = chunk.iter().map(|&(prompt, _)| trainer.eval_prompts.texts[prompt].as_str()).collect();
-        let rewards = trainer.score_for_evaluation(&texts, &clips)?;
-        for ((&(prompt, sample), reward), clip) in chunk.iter().zip(rewards).zip(clips) {
-            let shown = sample == 0 && is_shown(prompt, trainer.eval_prompts.len(), settings.eval.videos);
-            seen.push((prompt, ClipGuards::of(&clip)));
-            let text = trainer.eval_prompts.texts[prompt].clone();
-            results.push(Evaluated { prompt, text, reward, frames: shown.then_some(clip), video: None });
+        let latents = sample_latents(trainer, chunk)?;
+        for part in pieces(0..chunk.len(), decoded_at_once(settings)) {
+            let clips = trainer.decode(latents.clone().narrow(0, part.start, part.len()))?;
+            let part = &chunk[part];
+            let asked: Vec<Asked<'_>> = part.iter().map(|&(prompt, _)| trainer.eval_prompts.asked(prompt, settings.sampling.fps)).collect();
+            let scores = score(trainer.evaluation_reward(), &asked, &clips);
+            trainer.stop.check()?; // scores that were given up are no failures
+            for ((&(prompt, sample), score), clip) in part.iter().zip(scores).zip(clips) {
+                let shown = sample == 0 && is_shown(prompt, trainer.eval_prompts.len(), settings.eval.videos);
+                seen.push((prompt, ClipGuards::of(&clip)));
+                let text = trainer.eval_prompts.texts[prompt].clone();
+                if let Some(why) = failure(&score) {
+                    evaluation.num_missing += 1;
+                    if evaluation.num_missing <= SHOWN_FAILURES {
+                        watch(Event::Warning(&format!("{name}: the reward of prompt {prompt} (`{text}`) {why}; it is left out")));
+                    }
+                }
+                let Some(reward) = score.ok().filter(|reward| reward.value.is_finite()) else { continue };
+                evaluation.samples.push(Evaluated { prompt, sample, text, reward, frames: shown.then_some(clip), video: None });
+            }
+            trainer.tolerate("samples", evaluation.num_missing, samples.len(), || format!("the {name}"))?;
         }
-        watch(Event::Progress(results.len() as u64));
+        watch(Event::Progress(seen.len() as u64));
     }
     watch(Event::Done);
-    Ok(Evaluation { samples: results, guards: guards::summarise(&seen) })
+    evaluation.guards = guards::summarise(&seen);
+    Ok(evaluation)
+}
+
+/// Checksum of everything that decides what an evaluation measures besides the policy: two evaluations with other conditions cannot be compared.
+pub fn conditions(trainer: &Trainer) -> String {
+    let (settings, reward) = (&trainer.settings, trainer.evaluation_reward());
+    let EvalSettings { seed, num_prompts, samples_per_prompt, num_inference_steps, solver, .. } = &settings.eval;
+    // a reward that does not know what its values depend on is at least the same one by name
+    let rewards: Vec<(&str, f64, Option<String>)> =
+        reward.parts().zip(reward.rewards()).map(|((name, weight), (_, reward))| (name, weight, reward.identity())).collect();
+    let inputs: Vec<Option<&String>> = ["model.path", "prompts.eval"].map(|key| trainer.inputs.get(key)).into();
+    let all = serde_json::json!({
+        "eval": [seed, num_prompts, samples_per_prompt, num_inference_steps],
+        "solver": solver,
+        "sampling": settings.sampling,
+        "negative": settings.prompts.negative,
+        "precision": settings.train.mixed_precision,
+        "rewards": rewards,
+        "inputs": inputs,
+    });
+    hex(Sha256::digest(all.to_string()))
 }
 
 /// Videos of the first `prompts` held-out prompts, `per_prompt` each, with their prompts; the same noise as an evaluation's.
@@ -137,38 +185,46 @@ pub struct Comparison {
     pub num_prompts: usize,
     /// Samples compared.
     pub num_samples: usize,
+    /// Samples that were left out because they had no reward before or after.
+    pub num_missing: usize,
 }
 
-/// Compares sample by sample; the interval is a percentile bootstrap over *prompts* (samples of a prompt are not independent).
-///
-/// # Panics
-/// If the two evaluations are of different samples.
+/// Compares sample by sample those that both have; the interval is a percentile bootstrap over *prompts* (samples of a prompt are not
+/// independent).
 pub fn compare(before: &Evaluation, after: &Evaluation, resamplings: usize, seed: u64) -> Comparison {
     let guards = before.guards.iter().filter_map(|(name, b)| Some((name.clone(), [*b, *after.guards.get(name)?]))).collect();
-    let (before, after) = (&before.samples, &after.samples);
-    assert_eq!(before.len(), after.len(), "evaluations of different samples");
+    let all = before.samples.len() + before.num_missing;
+    let (before, after) = in_both(&before.samples, &after.samples);
     let mut by_prompt: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for (b, a) in before.iter().zip(after) {
+    for (b, a) in before.iter().zip(&after) {
         by_prompt.entry(b.prompt).or_default().push(a.reward.value - b.reward.value);
     }
     let differences: Vec<f64> = by_prompt.values().map(|d| mean(d.iter().copied())).collect();
-    let of = |samples: &[Evaluated]| mean(samples.iter().map(|s| s.reward.value));
+    let of = |samples: &[&Evaluated]| mean(samples.iter().map(|s| s.reward.value));
     let mut components = BTreeMap::new();
     for name in before.iter().flat_map(|s| s.reward.components.keys()) {
-        let part = |samples: &[Evaluated]| mean(samples.iter().filter_map(|s| s.reward.components.get(name).copied()));
-        components.entry(name.clone()).or_insert_with(|| [part(before), part(after)]);
+        let part = |samples: &[&Evaluated]| mean(samples.iter().filter_map(|s| s.reward.components.get(name).copied()));
+        components.entry(name.clone()).or_insert_with(|| [part(&before), part(&after)]);
     }
     Comparison {
-        eval_reward_before: of(before),
-        eval_reward_after: of(after),
-        eval_reward_difference: of(after) - of(before),
+        eval_reward_before: of(&before),
+        eval_reward_after: of(&after),
+        eval_reward_difference: of(&after) - of(&before),
         eval_reward_interval: bootstrap(&differences, resamplings, seed),
         components,
         alarms: guards::alarms(&guards),
         guards,
         num_prompts: differences.len(),
         num_samples: before.len(),
+        num_missing: all - before.len(),
     }
+}
+
+/// The samples that have a reward in both evaluations, in the same order.
+fn in_both<'a>(before: &'a [Evaluated], after: &'a [Evaluated]) -> (Vec<&'a Evaluated>, Vec<&'a Evaluated>) {
+    let key = |evaluated: &Evaluated| (evaluated.prompt, evaluated.sample);
+    let later: BTreeMap<_, &Evaluated> = after.iter().map(|evaluated| (key(evaluated), evaluated)).collect();
+    before.iter().filter_map(|evaluated| Some((evaluated, *later.get(&key(evaluated))?))).unzip()
 }
 
 /// 95 % percentile interval of the mean of `values` (Efron 1979).

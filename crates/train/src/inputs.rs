@@ -43,6 +43,9 @@ fn prompts(prompts: &[Prompt]) -> Result<String> {
         hash.update((prompt.text.len() as u64).to_le_bytes());
         hash.update(prompt.text.as_bytes());
         hash.update([u8::from(prompt.image.is_some())]);
+        if let Some(metadata) = &prompt.metadata {
+            hash.update(metadata.to_string());
+        }
         if let Some(path) = &prompt.image {
             add_file(&mut hash, path).map_err(|e| Error::from(WanError::read(path, e)))?;
         }

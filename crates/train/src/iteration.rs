@@ -1,19 +1,19 @@
 //! One iteration of the method: prompts -> plan -> rollout -> decode -> reward -> advantages -> update.
 
-use crate::batch::Batch;
-use crate::error::{Error, Result};
+use crate::batch::{Batch, Sampled};
+use crate::checks::check_spread;
+use crate::error::Result;
 use crate::events::{Event, Watch};
 use crate::recording;
 use crate::replay::TransitionBatch;
 use crate::reward_advantage::RewardAdvantage;
-use crate::rollout::Rollouts;
 use crate::stats::{mean, std_of};
 use crate::step_metrics::StepMetrics;
 use crate::trainer::Trainer;
 use crate::update::{UpdateMetrics, update};
 use reward::{RewardBreakdown, Scored};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// One line of metrics.jsonl; docs/metrics.md explains each entry.
@@ -61,84 +61,67 @@ pub struct IterationMetrics {
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
-/// Failed samples of an iteration that are told of one by one.
-const SHOWN_FAILURES: usize = 3;
-
 /// Runs iteration `index`.
 ///
 /// # Errors
-/// A request to stop, before anything has changed; a sample that cannot be scored; more samples or updates that are not
-/// finite than `train.max_skipped` allows (weights, optimizer and average are then those of before).
+/// A request to stop; more samples or updates that are not finite, or have no reward, than `train.max_skipped` allows; in the first iteration,
+/// rewards without any spread. Weights, optimizer and average are then those of before.
 pub fn iteration(trainer: &mut Trainer, index: u64, watch: &mut Watch<'_>) -> Result<IterationMetrics> {
     let mut clock = Clock::start();
     let batch = Batch::plan(&trainer.settings, trainer.train_prompts.len(), index)?;
-    let (rollouts, scores) = batch.sample(trainer, trainer.settings.rollout.retain_step, watch, &mut clock)?;
-    let rewards_skipped = batch.report_rewards(trainer, &scores, watch)?;
+    let Sampled { transitions, noise_power, scores } = batch.sample(trainer, trainer.settings.rollout.retain_step, watch, &mut clock)?;
     let rewards: Vec<RewardBreakdown> = scores.into_iter().map(or_absent).collect();
+    if index == 0 {
+        check_spread(&batch.spreads(&rewards), batch.layout.group_size())?;
+    }
     let advantages = batch.advantages(trainer, &rewards);
-    let transitions = batch.transitions(&rollouts, &advantages);
+    let transitions = batch.transitions(&transitions, &advantages);
     if trainer.settings.debug.save_rollouts {
         let path = trainer.settings.output_dir.join(format!("rollouts-{index:06}.safetensors"));
         recording::save(trainer, &transitions.concat(), &path)?;
     }
-    let updates = batch.update(trainer, &transitions, rewards_skipped, watch)?;
+    let updates = batch.update(trainer, &transitions, &rewards, watch)?;
     clock.lap("update");
-    Ok(batch.metrics(trainer, &rollouts, &rewards, &advantages, &updates, clock))
+    Ok(batch.metrics(trainer, noise_power, &rewards, &advantages, &updates, clock))
 }
 
 impl Batch {
+    /// All updates, or none: the state is that of before where more than `train.max_skipped` allows had to be left out, and where it was asked
+    /// to stop.
     fn update(
         &self,
         trainer: &mut Trainer,
         updates: &[Vec<TransitionBatch>],
-        rewards_skipped: usize,
+        rewards: &[RewardBreakdown],
         watch: &mut Watch<'_>,
     ) -> Result<Vec<UpdateMetrics>> {
-        watch(Event::Phase { name: "update", total: updates.len() as u64 });
         let before = trainer.state();
+        let made = self.make_updates(trainer, updates, watch).and_then(|metrics| {
+            let place = || format!("iteration {}", self.index);
+            trainer.tolerate("samples", skipped_samples(rewards, &metrics), rewards.len(), place)?;
+            trainer.tolerate("updates", metrics.iter().filter(|m| m.is_skipped).count(), updates.len(), place)?;
+            Ok(metrics)
+        });
+        if made.is_err() {
+            trainer.restore(before);
+        }
+        made
+    }
+
+    fn make_updates(&self, trainer: &mut Trainer, updates: &[Vec<TransitionBatch>], watch: &mut Watch<'_>) -> Result<Vec<UpdateMetrics>> {
+        watch(Event::Phase { name: "update", total: updates.len() as u64 });
         let mut metrics: Vec<UpdateMetrics> = Vec::new();
         for batches in updates {
             let due = (trainer.optimizer.updates + 1).is_multiple_of(trainer.settings.train.ema_every as u64);
             let ema = trainer.ema.as_mut().filter(|_| due);
-            let made = update(&trainer.policy, &mut trainer.optimizer, ema, &trainer.objective, batches, &*trainer.collective);
+            let (objective, collective) = (&trainer.objective, &*trainer.collective);
+            let made = update(&trainer.policy, &mut trainer.optimizer, ema, objective, batches, collective, &trainer.stop)?;
             self.report_update(trainer, &made, watch);
             metrics.push(made);
             watch(Event::Progress(metrics.len() as u64));
         }
         watch(Event::Done);
-        let transitions = metrics.iter().map(|m| m.skipped.len()).sum::<usize>();
-        let skipped_updates = metrics.iter().filter(|m| m.is_skipped).count();
-        let checked = self
-            .tolerate("samples", rewards_skipped + transitions, self.prompt_ids.len(), trainer)
-            .and_then(|()| self.tolerate("updates", skipped_updates, updates.len(), trainer));
-        if checked.is_err() {
-            trainer.restore(before);
-        }
-        checked.map(|()| metrics)
-    }
-
-    /// Tells of samples without a reward; how many there are.
-    fn report_rewards(&self, trainer: &Trainer, scores: &[Scored], watch: &mut Watch<'_>) -> Result<usize> {
-        let mut absent = 0;
-        for (sample, score) in scores.iter().enumerate() {
-            let why = match score {
-                Ok(score) if score.value.is_finite() => continue,
-                Ok(score) => format!("is {}", score.value),
-                Err(error) => format!("is missing: {}", error.reason),
-            };
-            absent += 1;
-            let prompt = &trainer.train_prompts.texts[self.prompt_ids[sample]];
-            if absent <= SHOWN_FAILURES {
-                watch(Event::Warning(&format!(
-                    "iteration {}: the reward of sample {sample} (`{prompt}`) {why}; it is left out",
-                    self.index
-                )));
-            }
-        }
-        if absent > SHOWN_FAILURES {
-            watch(Event::Warning(&format!("iteration {}: {} more samples have no reward", self.index, absent - SHOWN_FAILURES)));
-        }
-        self.tolerate("samples", absent, scores.len(), trainer).map(|()| absent)
+        Ok(metrics)
     }
 
     fn report_update(&self, trainer: &Trainer, made: &UpdateMetrics, watch: &mut Watch<'_>) {
@@ -158,27 +141,21 @@ impl Batch {
         }
     }
 
-    fn tolerate(&self, what: &'static str, skipped: usize, all: usize, trainer: &Trainer) -> Result<()> {
-        let allowed = trainer.settings.train.max_skipped;
-        if skipped as f64 <= allowed * all as f64 {
-            return Ok(());
-        }
-        Err(Error::NotFinite { what, skipped, all, allowed, iteration: self.index })
+    /// Standard deviation of the rewards of each group, of those that are there.
+    fn spreads(&self, rewards: &[RewardBreakdown]) -> Vec<f64> {
+        (0..self.layout.num_prompts()).map(|prompt| std_of(&present(&rewards[self.layout.samples(prompt)]))).collect()
     }
 
     fn metrics(
         &self,
         trainer: &Trainer,
-        rollouts: &[Rollouts],
+        noise_power: f64,
         rewards: &[RewardBreakdown],
         advantages: &[f64],
         updates: &[UpdateMetrics],
         clock: Clock,
     ) -> IterationMetrics {
-        let finite =
-            |values: &[RewardBreakdown]| -> Vec<f64> { values.iter().map(|reward| reward.value).filter(|v| v.is_finite()).collect() };
-        let values = finite(rewards);
-        let groups: Vec<f64> = (0..self.layout.num_prompts()).map(|p| std_of(&finite(&rewards[self.layout.samples(p)]))).collect();
+        let (values, groups) = (present(rewards), self.spreads(rewards));
         let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));
         IterationMetrics {
             iteration: self.index,
@@ -194,11 +171,11 @@ impl Batch {
             kl: over_updates(|u| u.kl),
             grad_norm: over_updates(|u| u.grad_norm),
             clip_fraction: over_updates(|u| u.clip_fraction),
-            skipped_samples: rewards.len() - values.len() + updates.iter().map(|u| u.skipped.len()).sum::<usize>(),
+            skipped_samples: skipped_samples(rewards, updates),
             skipped_updates: updates.iter().filter(|u| u.is_skipped).count(),
             ratio_deviation: updates.first().map_or(0.0, UpdateMetrics::ratio_deviation),
             steps: by_step(updates),
-            noise_power: mean(rollouts.iter().map(|r| r.noise_power)),
+            noise_power,
             seconds: clock.laps,
         }
     }
@@ -217,12 +194,25 @@ fn by_step(updates: &[UpdateMetrics]) -> BTreeMap<usize, StepMetrics> {
     steps
 }
 
+/// The rewards that are there.
+fn present(rewards: &[RewardBreakdown]) -> Vec<f64> {
+    rewards.iter().map(|reward| reward.value).filter(|value| value.is_finite()).collect()
+}
+
+/// Samples without a reward, or of which an update left out a step.
+fn skipped_samples(rewards: &[RewardBreakdown], updates: &[UpdateMetrics]) -> usize {
+    let mut samples: BTreeSet<usize> = updates.iter().flat_map(|update| &update.skipped).map(|&(sample, _)| sample).collect();
+    samples.extend((0..rewards.len()).filter(|&sample| !rewards[sample].value.is_finite()));
+    samples.len()
+}
+
+/// Of each part, the mean over the samples that have it.
 fn component_means(rewards: &[RewardBreakdown]) -> BTreeMap<String, f64> {
-    let mut sums = BTreeMap::new();
+    let mut parts: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
     for (name, value) in rewards.iter().flat_map(|reward| &reward.components) {
-        *sums.entry(name.clone()).or_insert(0.0) += value / rewards.len() as f64;
+        parts.entry(name).or_default().push(*value);
     }
-    sums
+    parts.into_iter().map(|(name, values)| (name.clone(), mean(values.into_iter()))).collect()
 }
 
 /// Seconds by phase.

@@ -96,6 +96,11 @@ impl Policy {
         self.experts().boundary().map_or(0, |boundary| boundary.network(timestep))
     }
 
+    /// Where the weights are.
+    pub fn device(&self) -> Device {
+        self.params.iter().next().map_or_else(Device::flex, |slot| slot.value().device().inner())
+    }
+
     /// The trained weights.
     pub fn params(&self) -> &ParamSet {
         &self.params

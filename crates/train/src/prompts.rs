@@ -3,17 +3,25 @@
 use crate::embedding_cache::EmbeddingCache;
 use crate::error::Result;
 use crate::first_frames::FirstFrames;
+use crate::scoring::Asked;
 use crate::settings::{Prompt, PromptSource, read_prompt_file};
+use burn::tensor::{Device, Tensor};
 use grpo::random::{Key, Purpose, partial_shuffle};
+use serde_json::Value;
 use wan::text::{PromptEmbeds, PromptEncoder, StagedTextEncoder};
 
-/// A list of prompts with their embeddings, encoded once.
+/// A list of prompts with their embeddings, encoded once. The embeddings wait in the memory of the host, without padding, until it is
+/// their prompt's turn: those of ten thousand prompts would fill a GPU.
 #[derive(Debug, Clone)]
 pub struct PromptSet {
     /// The texts; the index is the prompt's id.
     pub texts: Vec<String>,
-    /// [P, L, D]
-    pub embeds: PromptEmbeds,
+    /// [n, D] of each prompt, on the CPU.
+    pub rows: Vec<Tensor<2>>,
+    /// Rows that a prompt stands for, see [`PromptEmbeds`].
+    padded_length: usize,
+    /// What rewards should know of them beside the text.
+    metadata: Vec<Option<Value>>,
     /// What their videos start with, for models of image-to-video.
     pub images: Option<FirstFrames>,
 }
@@ -27,17 +35,18 @@ impl PromptSet {
     /// # Errors
     /// A text that the tokenizer refuses.
     pub fn encode(texts: Vec<String>, encoder: &PromptEncoder, max_sequence_length: usize) -> Result<Self> {
-        let mut embeds: Option<PromptEmbeds> = None;
+        let texts = or_empty_prompt(texts);
+        let mut rows = Vec::with_capacity(texts.len());
         for batch in texts.chunks(ENCODE_BATCH) {
             let batch: Vec<&str> = batch.iter().map(String::as_str).collect();
-            let more = encoder.encode(&batch, max_sequence_length)?;
-            embeds = Some(match embeds {
-                None => more,
-                Some(embeds) => PromptEmbeds::cat(&embeds, &more),
-            });
+            rows.extend(encoder.encode(&batch, max_sequence_length)?.into_rows());
         }
-        let Some(embeds) = embeds else { return Self::encode(vec![String::new()], encoder, max_sequence_length) };
-        Ok(Self { texts, embeds, images: None })
+        Ok(Self::new(texts, rows, max_sequence_length))
+    }
+
+    fn new(texts: Vec<String>, rows: Vec<Tensor<2>>, padded_length: usize) -> Self {
+        let rows = rows.into_iter().map(|row| row.to_device(&Device::flex())).collect();
+        Self { texts, rows, padded_length, metadata: Vec::new(), images: None }
     }
 
     /// Encodes several lists at once with an encoder that is not held in memory: only what the cache lacks, each layer once.
@@ -51,17 +60,20 @@ impl PromptSet {
         max_sequence_length: usize,
     ) -> Result<Vec<Self>> {
         let tokens = |text: &String| encoder.tokenizer.encode(text, max_sequence_length);
-        let lists: Vec<Vec<String>> = lists.into_iter().map(|texts| if texts.is_empty() { vec![String::new()] } else { texts }).collect();
+        let lists: Vec<Vec<String>> = lists.into_iter().map(or_empty_prompt).collect();
         let ids: Vec<Vec<u32>> = lists.iter().flatten().map(tokens).collect::<wan::Result<_>>()?;
-        let encode = |ids: &[Vec<u32>]| Ok(encoder.encode(ids, &mut |_, _| {})?);
+        let encode = |ids: &[Vec<u32>]| {
+            let rows = encoder.encode(ids, &mut |_, _| {})?;
+            Ok(rows.into_iter().map(|row| row.to_device(&Device::flex())).collect())
+        };
         let mut rows = match cache {
             Some(cache) => cache.get_or_encode(&ids, encode)?,
             None => encode(&ids)?,
         }
         .into_iter();
         let set = |texts: Vec<String>| {
-            let embeds = PromptEmbeds::from_rows(rows.by_ref().take(texts.len()).collect(), max_sequence_length);
-            Self { texts, embeds, images: None }
+            let own = rows.by_ref().take(texts.len()).collect();
+            Self::new(texts, own, max_sequence_length)
         };
         Ok(lists.into_iter().map(set).collect())
     }
@@ -69,6 +81,26 @@ impl PromptSet {
     /// The same prompts, whose videos start with `images`.
     pub fn with_images(self, images: Option<FirstFrames>) -> Self {
         Self { images, ..self }
+    }
+
+    /// The same prompts with what rewards should know of them.
+    pub fn with_metadata(self, metadata: Vec<Option<Value>>) -> Self {
+        Self { metadata, ..self }
+    }
+
+    /// The embeddings of some prompts, in that order, on a device.
+    ///
+    /// # Panics
+    /// If there is none, or one is not of the list.
+    pub fn embeds(&self, prompts: &[usize], device: &Device) -> PromptEmbeds {
+        let rows = prompts.iter().map(|&prompt| self.rows[prompt].clone().to_device(device)).collect();
+        PromptEmbeds::from_rows(rows, self.padded_length)
+    }
+
+    /// What the video of a prompt should be, at `fps` frames a second.
+    pub fn asked(&self, prompt: usize, fps: f64) -> Asked<'_> {
+        let metadata = self.metadata.get(prompt).and_then(Option::as_ref);
+        Asked { prompt: &self.texts[prompt], metadata, fps }
     }
 
     /// Number of prompts.
@@ -80,6 +112,11 @@ impl PromptSet {
     pub fn is_empty(&self) -> bool {
         self.texts.is_empty()
     }
+}
+
+/// The list, or a single empty prompt: tensors have rows.
+fn or_empty_prompt(texts: Vec<String>) -> Vec<String> {
+    if texts.is_empty() { vec![String::new()] } else { texts }
 }
 
 /// The prompts a recipe names.

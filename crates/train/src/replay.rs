@@ -2,7 +2,7 @@
 //!
 //! Legend: `B` samples, `C`, `F`, `H`, `W` latents, `D` = C F H W.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use grpo::{Schedule, Transition};
 use wan::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedTrace, GuidedVelocity};
 use wan::image::ImageCondition;
@@ -76,6 +76,16 @@ impl Conditioning {
         let prompts: Vec<usize> = samples.iter().map(|&sample| self.prompt_of[sample]).collect();
         let image = self.image.as_ref().map(|image| image.select(&prompts));
         GuidedVelocity::new(policy.experts(), text, &prompts, self.guidance(), batching).with_image(image)
+    }
+
+    /// The same on another device.
+    pub fn to_device(&self, device: &Device) -> Self {
+        Self {
+            prompts: self.prompts.to_device(device),
+            negative: self.negative.as_ref().map(|negative| negative.to_device(device)),
+            image: self.image.as_ref().map(|image| image.to_device(device)),
+            ..self.clone()
+        }
     }
 
     /// The conditioning of some of the samples, without the prompts of the others: what is not finite in those cannot reach a gradient.
@@ -189,6 +199,21 @@ impl TransitionBatch {
             old_log_probs: self.old_log_probs[from..to].to_vec(),
             advantages: self.advantages[from..to].to_vec(),
             conditioning: self.conditioning.select(&entries),
+        }
+    }
+
+    /// The same transitions on another device. What has a graph stays where its graph is.
+    pub fn to_device(&self, device: &Device) -> Self {
+        if self.retained.is_some() {
+            return self.clone();
+        }
+        let moved = |x: &Tensor<5>| x.clone().to_device(device);
+        Self {
+            latents: moved(&self.latents),
+            next_latents: moved(&self.next_latents),
+            old_velocity: self.old_velocity.as_ref().map(moved),
+            conditioning: self.conditioning.to_device(device),
+            ..self.clone()
         }
     }
 

@@ -6,7 +6,7 @@
 use crate::checkpoint::{self, Checkpoint, Position};
 use crate::checks::{CheckReport, self_check};
 use crate::error::{Error, Result};
-use crate::evaluate::{Comparison, Evaluation, compare, evaluate};
+use crate::evaluate::{Comparison, Evaluation, compare, conditions, evaluate};
 use crate::events::{Event, Watch};
 use crate::inputs;
 use crate::iteration::iteration;
@@ -86,6 +86,9 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
     watch(Event::Note(&describe_checks(&checks)));
     let logs = resumed.as_ref().map(|checkpoint| checkpoint.manifest.logs.clone()).unwrap_or_default();
     folder.begin(&trainer.settings, &logs)?;
+    if let Some(checkpoint) = &resumed {
+        go_on_from(checkpoint, &folder, &trainer.settings, watch)?;
+    }
     let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch))?;
     let first = match &resumed {
         Some(checkpoint) => {
@@ -160,6 +163,15 @@ fn check_inputs(begin: &Begin, checkpoint: &Checkpoint, trainer: &Trainer, watch
     }
 }
 
+/// What lies in the folder from beyond the checkpoint is out of the way: later checkpoints, and the result of a run that is now longer.
+fn go_on_from(checkpoint: &Checkpoint, folder: &RunFolder, settings: &Settings, watch: &mut Watch<'_>) -> Result<()> {
+    checkpoint::set_later_aside(&folder.checkpoints(), checkpoint.manifest.iterations, watch)?;
+    if checkpoint.manifest.iterations < settings.train.iterations as u64 {
+        folder.remove(&["summary.json", AFTER])?;
+    }
+    Ok(())
+}
+
 /// Another device rounds differently: the run goes on, but not to the same last bit.
 fn note_device(before: &str, trainer: &Trainer, watch: &mut Watch<'_>) {
     let now = wan::device::name_of(&trainer.device);
@@ -170,12 +182,13 @@ fn note_device(before: &str, trainer: &Trainer, watch: &mut Watch<'_>) {
     }
 }
 
-/// The base on the held-out prompts: measured once per run.
+/// The base on the held-out prompts: measured once per run, and again if a resumed one measures otherwise.
 fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch: &mut Watch<'_>) -> Result<Evaluation> {
-    let samples = trainer.eval_prompts.len() * trainer.settings.eval.samples_per_prompt;
     let known: Option<Evaluation> = if resumed { folder.read_json(BEFORE) } else { None };
-    if let Some(known) = known.filter(|known| known.samples.len() == samples) {
-        return Ok(known);
+    match known {
+        Some(known) if known.conditions == conditions(trainer) => return Ok(known),
+        Some(_) => watch(Event::Note("the evaluation is another one than before: the base is evaluated again")),
+        None => {}
     }
     let mut before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
     folder.videos(&mut before, "before", trainer.settings.sampling.fps)?;
@@ -225,13 +238,20 @@ impl Progress<'_> {
                     watch(Event::Warning(&warning));
                 }
                 done += 1;
-                self.evaluate_if_due(trainer, done, watch)?;
-                self.save_if_due(trainer, done)
+                // first, for an evaluation may take hours and can fail
+                self.save_if_due(trainer, done)?;
+                self.evaluate_if_due(trainer, done, watch)
             });
         }
-        if let Err(Error::Stopped { .. } | Error::NotFinite { .. }) = result {
-            // an iteration that ended so has changed nothing
-            self.save(trainer, done)?;
+        match result {
+            // the disk: what was computed may not be in the logs
+            Err(Error::RunFolder { .. } | Error::Wan(_) | Error::Recording { .. }) | Ok(()) => {}
+            // an iteration or an evaluation that failed has changed nothing
+            Err(_) => {
+                if let Err(error) = self.save(trainer, done) {
+                    watch(Event::Warning(&format!("no checkpoint of these {done} iterations could be written: {error}")));
+                }
+            }
         }
         result.map_err(|error| interrupted(error, self.folder, done))
     }
@@ -247,7 +267,8 @@ impl Progress<'_> {
         let reward = evaluated.reward();
         self.folder.log_eval(done, reward)?;
         self.evaluated = Some((done, reward));
-        Ok(())
+        // a checkpoint of before does not know
+        if self.saved == done { self.write(trainer, done) } else { Ok(()) }
     }
 
     fn save_if_due(&mut self, trainer: &Trainer, done: u64) -> Result<()> {
@@ -257,9 +278,10 @@ impl Progress<'_> {
     }
 
     fn save(&mut self, trainer: &Trainer, iterations: u64) -> Result<()> {
-        if iterations == self.saved {
-            return Ok(());
-        }
+        if iterations == self.saved { Ok(()) } else { self.write(trainer, iterations) }
+    }
+
+    fn write(&mut self, trainer: &Trainer, iterations: u64) -> Result<()> {
         let eval_reward = self.evaluated.filter(|(at, _)| *at == iterations).map(|(_, reward)| reward);
         let logs = self.folder.log_lengths()?;
         let position = Position { iterations, eval_reward, logs, checks: self.checks.clone() };
@@ -296,12 +318,11 @@ fn steps_by_network(trainer: &Trainer) -> String {
 fn describe_checks(checks: &CheckReport) -> String {
     let rounding = checks.bf16_log_prob_deviation.map(|deviation| format!(" ({deviation:.1e} from activations in f32)"));
     format!(
-        "checks passed: ratio deviation {:e}, log-prob noise floor {:.1e}{}, noise power {:.3}, reward spread within groups {:.3}",
+        "checks passed: ratio deviation {:e}, log-prob noise floor {:.1e}{}, noise power {:.3}",
         checks.ratio_deviation,
         checks.log_prob_noise_floor,
         rounding.unwrap_or_default(),
-        checks.noise_power,
-        checks.reward_group_std
+        checks.noise_power
     )
 }
 

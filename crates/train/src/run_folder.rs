@@ -39,6 +39,9 @@ impl RunFolder {
     /// A folder that is in use, that cannot be written, or (for a new run) that holds anything.
     pub fn open(path: &Path, resume: bool) -> Result<Self> {
         let wrap = |e: std::io::Error| Error::run_folder(path, e, WRITABLE);
+        if path.is_file() {
+            return Err(Error::run_folder(path, "it is a file", "a run needs a folder of its own: give another name with `--output-dir`"));
+        }
         std::fs::create_dir_all(path).map_err(wrap)?;
         let lock = File::options().create(true).append(true).open(path.join(LOCK)).map_err(wrap)?;
         match lock.try_lock() {
@@ -77,12 +80,19 @@ impl RunFolder {
         for name in LOGS {
             let path = self.path.join(name);
             if path.exists() {
-                let file = File::options().write(true).open(&path);
-                let cut = file.and_then(|file| file.set_len(logs.get(name).copied().unwrap_or(0)).and_then(|()| file.sync_all()));
-                cut.map_err(|e| self.wrap(e))?;
+                cut(&path, logs.get(name).copied().unwrap_or(0)).map_err(|e| self.wrap(e))?;
             }
         }
         Ok(())
+    }
+
+    /// Removes results that are not those of the run any more.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn remove(&self, names: &[&str]) -> Result<()> {
+        let present = names.iter().map(|name| self.path.join(name)).filter(|path| path.exists());
+        present.map(std::fs::remove_file).collect::<std::io::Result<()>>().map_err(|e| self.wrap(e))
     }
 
     /// Length of every log; what they hold is on disk when this returns.
@@ -161,6 +171,13 @@ impl RunFolder {
     fn wrap(&self, reason: impl ToString) -> Error {
         Error::run_folder(&self.path, reason, WRITABLE)
     }
+}
+
+/// Shortens a file to `length`, if it is longer.
+fn cut(path: &Path, length: u64) -> std::io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    file.set_len(length.min(file.metadata()?.len()))?;
+    file.sync_all()
 }
 
 /// Files that a killed process was writing beside their final names.

@@ -2,6 +2,7 @@
 
 use crate::pool::help_until;
 use reward::{Reward, Sample, Scored};
+use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use video::Frames;
@@ -9,14 +10,23 @@ use video::Frames;
 /// Bytes of clips that may wait for the reward, but for a single job, which may always; then sampling waits, so that memory stays bounded.
 const QUEUE_BYTES: usize = 1 << 30;
 
-/// Clips with their prompts, to be scored together.
-pub struct Job<'a> {
-    /// What was asked for.
-    pub texts: Vec<&'a str>,
-    /// One clip per prompt.
-    pub clips: Vec<Frames>,
-    /// Frames a second of the clips.
+/// What a clip was asked to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// The prompt.
+    pub prompt: &'a str,
+    /// What else its line in the prompt file says.
+    pub metadata: Option<&'a Value>,
+    /// Frames a second at which it is meant to play.
     pub fps: f64,
+}
+
+/// Clips to be scored together.
+pub struct Job<'a> {
+    /// One per clip.
+    pub asked: Vec<Asked<'a>>,
+    /// What came of it.
+    pub clips: Vec<Frames>,
 }
 
 impl Job<'_> {
@@ -30,6 +40,8 @@ pub struct Queue<'a, 'q> {
     jobs: Sender<Job<'a>>,
     /// Bytes.
     waiting: &'q AtomicUsize,
+    /// Clips that could not be scored so far.
+    failed: &'q AtomicUsize,
     /// Whether nobody takes jobs any more.
     closed: &'q dyn Fn() -> bool,
 }
@@ -45,15 +57,20 @@ impl<'a> Queue<'a, '_> {
         self.waiting.fetch_add(bytes, Ordering::AcqRel);
         let _ = self.jobs.send(job); // fails after a panic of the other thread, which `overlapped` passes on
     }
+
+    /// Clips that could not be scored so far.
+    pub fn failed(&self) -> usize {
+        self.failed.load(Ordering::Acquire)
+    }
 }
 
 /// What `produce` returns, and the scores of all jobs that it put, in that order; the jobs are scored on a thread of their own meanwhile.
 pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a, '_>) -> T) -> (T, Vec<Scored>) {
-    let waiting = AtomicUsize::new(0);
+    let (waiting, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let (sender, jobs) = channel();
-        let scoring = scope.spawn(|| score_all(reward, jobs, &waiting));
-        let made = produce(&Queue { jobs: sender, waiting: &waiting, closed: &|| scoring.is_finished() });
+        let scoring = scope.spawn(|| score_all(reward, jobs, &waiting, &failed));
+        let made = produce(&Queue { jobs: sender, waiting: &waiting, failed: &failed, closed: &|| scoring.is_finished() });
         // there are no more jobs: the thread ends with the last
         help_until(|| scoring.is_finished());
         let scores = scoring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -61,19 +78,30 @@ pub fn overlapped<'a, T>(reward: &dyn Reward, produce: impl FnOnce(&Queue<'a, '_
     })
 }
 
-fn score_all(reward: &dyn Reward, jobs: Receiver<Job<'_>>, waiting: &AtomicUsize) -> Vec<Scored> {
+fn score_all(reward: &dyn Reward, jobs: Receiver<Job<'_>>, waiting: &AtomicUsize, failed: &AtomicUsize) -> Vec<Scored> {
     let taken = |job: Job<'_>| {
         waiting.fetch_sub(job.bytes(), Ordering::AcqRel);
-        score(reward, &job.texts, &job.clips, job.fps)
+        let scores = score(reward, &job.asked, &job.clips);
+        failed.fetch_add(scores.iter().filter(|score| failure(score).is_some()).count(), Ordering::AcqRel);
+        scores
     };
     jobs.iter().flat_map(taken).collect()
 }
 
-/// One score per clip; `fps` are their frames a second.
-pub fn score(reward: &dyn Reward, texts: &[&str], clips: &[Frames], fps: f64) -> Vec<Scored> {
-    let sample = |(&prompt, frames)| Sample { fps, ..Sample::new(prompt, frames) };
-    let batch: Vec<Sample<'_>> = texts.iter().zip(clips).map(sample).collect();
+/// One score per clip.
+pub fn score(reward: &dyn Reward, asked: &[Asked<'_>], clips: &[Frames]) -> Vec<Scored> {
+    let sample = |(&Asked { prompt, metadata, fps }, frames)| Sample { prompt, frames, fps, metadata };
+    let batch: Vec<Sample<'_>> = asked.iter().zip(clips).map(sample).collect();
     reward.score(&batch)
+}
+
+/// Why a clip has no reward, if it has none.
+pub fn failure(score: &Scored) -> Option<String> {
+    match score {
+        Ok(score) if score.value.is_finite() => None,
+        Ok(score) => Some(format!("is {}", score.value)),
+        Err(error) => Some(format!("is missing: {}", error.reason)),
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +124,8 @@ mod tests {
         }
     }
 
+    const ASKED: Asked<'static> = Asked { prompt: "a", metadata: None, fps: 16.0 };
+
     fn clip(value: usize) -> Frames {
         Frames::new(1, 1, 1, vec![value as f32; 3]).expect("frames")
     }
@@ -117,8 +147,7 @@ mod tests {
         let worker = std::thread::spawn(|| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().expect("a pool");
             let reward = InPool(pool, Parallel);
-            let (_, scores) =
-                overlapped(&reward, |queue| (0..8).for_each(|i| queue.put(Job { texts: vec!["a"], clips: vec![clip(i)], fps: 16.0 })));
+            let (_, scores) = overlapped(&reward, |queue| (0..8).for_each(|i| queue.put(Job { asked: vec![ASKED], clips: vec![clip(i)] })));
             scores.len()
         });
         let start = Instant::now();
@@ -147,7 +176,7 @@ mod tests {
         let (produced, scores) = overlapped(&Slow(each), |queue| {
             for i in 0..jobs {
                 std::thread::sleep(each);
-                queue.put(Job { texts: vec!["a", "b"], clips: vec![clip(2 * i), clip(2 * i + 1)], fps: 16.0 });
+                queue.put(Job { asked: vec![ASKED; 2], clips: vec![clip(2 * i), clip(2 * i + 1)] });
             }
             start.elapsed()
         });

@@ -2,20 +2,19 @@
 
 use crate::collective::{Alone, Collective};
 use crate::embedding_cache::EmbeddingCache;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::first_frames::{FirstFrames, Readers};
 use crate::inputs::{self, Inputs};
 use crate::optimizer::{AdamW, Ema};
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
 use crate::replay::Conditioning;
-use crate::scoring::score;
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::update::Objective;
 use burn::tensor::{DType, Device, Tensor};
 use grpo::{LossWeights, Recipe, Schedule};
-use reward::{BuildOptions, Reward, RewardBreakdown, Weighted};
+use reward::{BuildOptions, Reward, Weighted};
 use std::path::Path;
 use video::Frames;
 use wan::clip::ClipVision;
@@ -105,12 +104,14 @@ impl Trainer {
         let eval_images = FirstFrames::of(&eval, "prompts.eval", image_input)?;
         settings.check_images([train_images.is_some(), eval_images.is_some()])?;
         let inputs = inputs::of(&folder, [&train, &eval])?;
-        let [train_texts, eval_texts] = [train, eval].map(|prompts| prompts.into_iter().map(|prompt| prompt.text).collect::<Vec<_>>());
+        let [(train_texts, train_metadata), (eval_texts, eval_metadata)] =
+            [train, eval].map(|prompts| prompts.into_iter().map(|prompt| (prompt.text, prompt.metadata)).unzip::<_, _, Vec<_>, Vec<_>>());
         train_texts.iter().try_for_each(|text| reward.check_prompt(text))?;
         eval_texts.iter().try_for_each(|text| eval_reward.as_ref().unwrap_or(&reward).check_prompt(text))?;
         [Some(&reward), eval_reward.as_ref()].into_iter().flatten().try_for_each(Reward::prepare)?;
         let [train_prompts, eval_prompts, negative] = encode(&settings, &folder, [train_texts, eval_texts], device)?;
-        let [train_prompts, eval_prompts] = [train_prompts.with_images(train_images), eval_prompts.with_images(eval_images)];
+        let train_prompts = train_prompts.with_images(train_images).with_metadata(train_metadata);
+        let eval_prompts = eval_prompts.with_images(eval_images).with_metadata(eval_metadata);
         let dtype = settings.train.mixed_precision.dtype();
         let (transformer, mut vae) = WanPipeline::load_without_text(&folder, device, dtype)?;
         vae.tiling = settings.sampling.tiling();
@@ -131,7 +132,7 @@ impl Trainer {
             train_prompts,
             eval_prompts,
             inputs,
-            negative: negative.embeds,
+            negative: negative.embeds(&[0], device),
             reward,
             eval_reward,
             optimizer,
@@ -163,7 +164,7 @@ impl Trainer {
         let readers = Readers { input, vae, encoder, size: &self.settings.sampling, device: &self.device };
         let image = set.images.as_ref().map(|images| images.condition(&distinct, &readers));
         Ok(Conditioning {
-            prompts: set.embeds.select(&distinct),
+            prompts: set.embeds(&distinct, &self.device),
             negative: Some(self.negative.clone()),
             prompt_of: prompt_ids.iter().map(place).collect(),
             guidance_scale: self.settings.sampling.guidance_scale,
@@ -188,13 +189,23 @@ impl Trainer {
         self.decode(self.vae.leading(latents, frames))
     }
 
-    /// Rewards of clips, in order: the evaluation's own, or those of training where it has none.
-    ///
+    /// What the evaluation counts: its own rewards, or those of training where it has none.
+    pub fn evaluation_reward(&self) -> &Weighted {
+        self.eval_reward.as_ref().unwrap_or(&self.reward)
+    }
+
+    /// How many of so many samples or updates may be left out.
+    pub fn tolerated(&self, all: usize) -> usize {
+        (self.settings.train.max_skipped * all as f64).floor() as usize
+    }
+
     /// # Errors
-    /// The first sample that a reward cannot score: an evaluation with holes compares nothing.
-    pub fn score_for_evaluation(&self, texts: &[&str], clips: &[Frames]) -> Result<Vec<RewardBreakdown>> {
-        let reward = self.eval_reward.as_ref().unwrap_or(&self.reward);
-        Ok(score(reward, texts, clips, self.settings.sampling.fps).into_iter().collect::<std::result::Result<_, _>>()?)
+    /// [`Error::NotFinite`] if more than that were left out.
+    pub fn tolerate(&self, what: &'static str, skipped: usize, all: usize, place: impl Fn() -> String) -> Result<()> {
+        if skipped <= self.tolerated(all) {
+            return Ok(());
+        }
+        Err(Error::NotFinite { what, skipped, all, allowed: self.settings.train.max_skipped, place: place() })
     }
 
     /// Everything that an update changes; cheap handles.
@@ -209,9 +220,10 @@ impl Trainer {
         self.ema = state.ema;
     }
 
-    /// The averaged weights, or the present ones where no average is kept.
+    /// The averaged weights, or the present ones where no average is kept, or none was taken yet.
     pub fn exported_weights(&self) -> Vec<Tensor<1>> {
-        self.ema.as_ref().map_or_else(|| self.policy.params().snapshot(), |ema| ema.values.clone())
+        let averaged = self.ema.as_ref().filter(|ema| ema.updates > 0);
+        averaged.map_or_else(|| self.policy.params().snapshot(), |ema| ema.values.clone())
     }
 }
 
@@ -241,7 +253,7 @@ fn encode(settings: &Settings, path: &Path, [train, eval]: [Vec<String>; 2], dev
         let [train, eval, negative] = lists.map(|texts| PromptSet::encode(texts, &encoder, length));
         return Ok([train?, eval?, negative?]);
     };
-    let cache = settings.model.embedding_cache.as_ref().map(|dir| EmbeddingCache::open(dir, staged, device)).transpose()?;
+    let cache = settings.model.embedding_cache.as_ref().map(|dir| EmbeddingCache::open(dir, staged, &Device::flex())).transpose()?;
     let sets = PromptSet::encode_staged(lists.into(), staged, cache.as_ref(), length)?;
     Ok(sets.try_into().expect("one set per list"))
 }

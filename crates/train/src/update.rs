@@ -1,14 +1,17 @@
 //! One optimizer step: replay -> loss -> backward -> clip -> AdamW -> EMA.
 
 use crate::collective::Collective;
+use crate::error::Result;
 use crate::optimizer::{AdamW, Ema, GradientSum};
 use crate::policy::Policy;
 use crate::replay::{Replayed, TransitionBatch, evaluate, mean_square};
 use crate::step_metrics::{StepMetrics, velocity_gradient};
+use crate::stop::Stop;
 use burn::tensor::{Tensor, TensorData};
 use grpo::{LossTerm, LossWeights, NoiseLevel, PolicyLoss, RatioKind, Schedule, StepChange, Transition};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use wan::weights::to_floats;
 
 /// What turns log-probabilities into a loss.
@@ -147,6 +150,9 @@ impl Objective {
 /// One update over all `batches` (micro-batches of one update).
 ///
 /// A gradient that is not finite changes nothing; `is_skipped` tells.
+///
+/// # Errors
+/// A request to stop, between two micro-batches; nothing has changed then.
 pub fn update(
     policy: &Policy,
     optimizer: &mut AdamW,
@@ -154,31 +160,44 @@ pub fn update(
     objective: &Objective,
     batches: &[TransitionBatch],
     collective: &dyn Collective,
-) -> UpdateMetrics {
-    let (mut gradients, mut metrics) = accumulate(policy, objective, batches);
+    stop: &Stop,
+) -> Result<UpdateMetrics> {
+    let (mut gradients, mut metrics) = accumulate_while(policy, objective, batches, || stop.check())?;
     gradients.all_reduce(collective);
     metrics.grad_norm = gradients.clip(optimizer.config.max_grad_norm);
     if !metrics.grad_norm.is_finite() {
         metrics.is_skipped = true;
-        return metrics;
+        return Ok(metrics);
     }
     optimizer.step(policy.params(), &gradients);
     if let Some(ema) = ema {
         ema.update(policy.params());
     }
-    metrics
+    Ok(metrics)
 }
 
 /// Gradient of the mean loss over all transitions of `batches`, before clipping. Samples without advantage stay in the
 /// denominator (Deviation D5, docs/deviations.md).
 pub fn accumulate(policy: &Policy, objective: &Objective, batches: &[TransitionBatch]) -> (GradientSum, UpdateMetrics) {
+    let Ok(sums) = accumulate_while(policy, objective, batches, || Ok::<(), Infallible>(()));
+    sums
+}
+
+/// The same, which asks before every micro-batch whether to go on. A micro-batch is on the policy's device only while it is its turn.
+fn accumulate_while<E>(
+    policy: &Policy,
+    objective: &Objective,
+    batches: &[TransitionBatch],
+    go_on: impl Fn() -> std::result::Result<(), E>,
+) -> std::result::Result<(GradientSum, UpdateMetrics), E> {
     let mut gradients = GradientSum::new(policy.params());
     let mut metrics = UpdateMetrics::default();
     let count = batches.iter().map(TransitionBatch::len).sum();
     for batch in batches {
-        objective.backward(policy, batch, count, &mut gradients, &mut metrics);
+        go_on()?;
+        objective.backward(policy, &batch.to_device(&policy.device()), count, &mut gradients, &mut metrics);
     }
-    (gradients, metrics)
+    Ok((gradients, metrics))
 }
 
 /// sum_i w_i x_i, with constant w.

@@ -31,9 +31,9 @@ fn the_encoder_is_asked_once() {
     let read = cache.get_or_encode(&ids, |_| panic!("everything is there")).expect("read");
     for (i, prompt) in read.into_iter().enumerate() {
         let [length, features] = prompt.dims();
-        assert_eq!(length, made[0].embeds.lengths[i], "true length only");
-        let whole = to_floats(made[0].embeds.embeds.clone().narrow(0, i, 1));
-        assert_eq!(to_floats(prompt), whole[..length * features]);
+        let own = made[0].embeds(&[i], &Device::flex());
+        assert_eq!([1, length, features], own.embeds.dims(), "true length only");
+        assert_eq!(to_floats(prompt), to_floats(own.embeds));
     }
     let files = std::fs::read_dir(dir.path().join("new/cache")).expect("folder").count();
     assert_eq!(files, 3, "equal prompts are one entry");
@@ -105,8 +105,9 @@ fn a_run_starts_from_the_cache() {
     };
     let cached = [format!("model.embedding_cache={:?}", dir.path().display().to_string())];
     let values = |trainer: &Trainer| {
-        let sets = [&trainer.train_prompts.embeds, &trainer.eval_prompts.embeds, &trainer.negative];
-        sets.map(|set| (set.lengths.clone(), to_floats(set.embeds.clone())))
+        let all = |set: &PromptSet| set.embeds(&(0..set.len()).collect::<Vec<_>>(), &Device::flex());
+        let sets = [all(&trainer.train_prompts), all(&trainer.eval_prompts), trainer.negative.clone()];
+        sets.map(|set| (set.lengths, to_floats(set.embeds)))
     };
     let (plain, first, second) = (values(&trainer(&[])), values(&trainer(&cached)), values(&trainer(&cached)));
     assert_eq!(first, second);

@@ -11,6 +11,7 @@ use train::replay::{Conditioning, TransitionBatch, transition_mean};
 use train::rollout::{Rollouts, Start, rollout};
 use train::settings::{LoraInit, PolicySettings};
 use train::sharing::Shares;
+use train::stop::Stop;
 use train::update::{Objective, accumulate, update};
 use wan::experts::{Boundary, SecondExpert};
 use wan::guidance::{GuidanceBatching, GuidedText, GuidedVelocity};
@@ -153,7 +154,7 @@ fn the_ratio_is_exactly_one_and_both_adapters_learn() {
     }
     let before = policy.params().snapshot();
     let mut optimizer = AdamW::new(AdamWConfig::default(), policy.params());
-    update(&policy, &mut optimizer, None, &objective, &[batch], &Alone);
+    update(&policy, &mut optimizer, None, &objective, &[batch], &Alone, &Stop::default()).expect("nobody stops it");
     for ((slot, before), (network, name)) in policy.params().iter().zip(before).zip(policy.names()) {
         assert_ne!(to_floats(slot.value()), to_floats(before), "{name} of network {network}");
     }
@@ -183,7 +184,16 @@ fn a_network_without_a_step_is_left_alone() {
     let mut optimizer = AdamW::new(AdamWConfig::default(), policy.params());
     for (steps, trained) in [([0, 1, 0, 1], 0), ([2, 3, 3, 2], 1)] {
         let before = policy.params().snapshot();
-        let made = update(&policy, &mut optimizer, None, &objective, &[batch(&roll_out(&policy, &objective, steps, false))], &Alone);
+        let made = update(
+            &policy,
+            &mut optimizer,
+            None,
+            &objective,
+            &[batch(&roll_out(&policy, &objective, steps, false))],
+            &Alone,
+            &Stop::default(),
+        )
+        .expect("nobody stops it");
         assert!(made.grad_norm > 0.0);
         for ((slot, before), (network, name)) in policy.params().iter().zip(before).zip(&names) {
             assert_eq!(to_floats(slot.value()) != to_floats(before), *network == trained, "{name}");

@@ -139,9 +139,8 @@ fn a_run_learns_from_pictures_that_are_the_first_latent_frame() {
     // noise, steps and probabilities are of the two other latent frames
     let trainer = world.trainer(&["sampling.num_frames=9"]).expect("trainer");
     let batch = Batch::plan(&trainer.settings, 2, 0).expect("planned");
-    let clock = &mut Clock::start();
-    let (rollouts, _) = batch.sample(&trainer, false, &mut |_| {}, clock).unwrap_or_else(|error| panic!("{error}"));
-    for rollouts in &rollouts {
+    for chunk in batch.updates.iter().flatten() {
+        let rollouts = batch.roll_out(&trainer, chunk, false).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(rollouts.latents.dims()[2], 3);
         assert!(rollouts.transitions.iter().all(|batch| batch.latents.dims()[2] == 2));
         assert!((rollouts.noise_power - 1.0).abs() < 0.1, "{}", rollouts.noise_power);
@@ -187,8 +186,9 @@ fn recorded_rollouts_start_with_their_pictures() {
 fn recorded(world: &World) -> (Trainer, Recording) {
     let trainer = world.trainer(&[]).expect("trainer");
     let batch = Batch::plan(&trainer.settings, 2, 0).expect("planned");
-    let (rollouts, _) = batch.sample(&trainer, false, &mut |_| {}, &mut Clock::start()).unwrap_or_else(|error| panic!("{error}"));
-    let transitions: Vec<TransitionBatch> = batch.transitions(&rollouts, &[1.0, -1.0, 0.5, -0.5]).into_iter().flatten().collect();
+    let sampled = batch.sample(&trainer, false, &mut |_| {}, &mut Clock::start()).unwrap_or_else(|error| panic!("{error}"));
+    let transitions: Vec<TransitionBatch> =
+        batch.transitions(&sampled.transitions, &[1.0, -1.0, 0.5, -0.5]).into_iter().flatten().collect();
     let path = world.prompts.path().join("rollouts.safetensors");
     recording::save(&trainer, &transitions, &path).unwrap_or_else(|error| panic!("{error}"));
     let recording = Recording::load(&path, 2, &Device::flex()).unwrap_or_else(|error| panic!("{error}"));

@@ -93,9 +93,9 @@ fn gradients_of_adapters_are_near_those_in_f32() {
     }
     rounded.policy.params().restore(&exact.policy.params().snapshot());
     let batch = Batch::plan(&exact.settings, exact.train_prompts.len(), 0).expect("plan");
-    let (rollouts, _) = batch.sample(&exact, false, &mut |_| {}, &mut Clock::start()).expect("rollouts");
+    let sampled = batch.sample(&exact, false, &mut |_| {}, &mut Clock::start()).expect("rollouts");
     let advantages: Vec<f64> = (0..batch.prompt_ids.len()).map(|i| if i % 2 == 0 { 1.0 } else { -0.5 }).collect();
-    let updates = batch.transitions(&rollouts, &advantages);
+    let updates = batch.transitions(&sampled.transitions, &advantages);
     let run = |trainer: &mut Trainer, activation_checkpointing: bool| {
         trainer.policy.activation_checkpointing = activation_checkpointing;
         let mut objective = trainer.objective.clone();

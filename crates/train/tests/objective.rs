@@ -13,6 +13,7 @@ use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch, pick};
 use train::rollout::{Rollouts, Start, rollout};
 use train::sharing::Shares;
+use train::stop::Stop;
 use train::update::{Objective, accumulate, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -288,10 +289,10 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut optimizer = AdamW::new(AdamWConfig::default(), policy.params());
     let before: Vec<_> = policy.params().snapshot().into_iter().map(to_floats).collect();
     let infinite = batch.with_advantages(&[f64::INFINITY, 1.0, -1.0, 0.5]);
-    let metrics = update(&policy, &mut optimizer, None, &objective, &[infinite], &Alone);
+    let metrics = update(&policy, &mut optimizer, None, &objective, &[infinite], &Alone, &Stop::default()).expect("nobody stops it");
     assert!(metrics.is_skipped && optimizer.updates == 0);
     let after: Vec<_> = policy.params().snapshot().into_iter().map(to_floats).collect();
     assert_eq!(before, after);
-    assert!(!update(&policy, &mut optimizer, None, &objective, &[batch], &Alone).is_skipped);
+    assert!(!update(&policy, &mut optimizer, None, &objective, &[batch], &Alone, &Stop::default()).expect("nobody stops it").is_skipped);
     assert_eq!(optimizer.updates, 1);
 }

@@ -5,6 +5,7 @@ use grpo::{Key, Purpose};
 use std::path::Path;
 use train::iteration::iteration;
 use train::plan::{Machine, ModelSizes, Plan, TextLength};
+use train::scoring::{Asked, score};
 use train::settings::Settings;
 use train::trainer::Trainer;
 use video::Frames;
@@ -36,11 +37,8 @@ fn latents(trainer: &Trainer, clips: usize) -> Tensor<5> {
 }
 
 fn values(trainer: &Trainer, clips: &[Frames]) -> Vec<f64> {
-    let texts = vec!["a red circle"; clips.len()];
-    train::scoring::score(&trainer.reward, &texts, clips, trainer.settings.sampling.fps)
-        .into_iter()
-        .map(|score| score.expect("scored").value)
-        .collect()
+    let asked = vec![Asked { prompt: "a red circle", metadata: None, fps: trainer.settings.sampling.fps }; clips.len()];
+    score(&trainer.reward, &asked, clips).into_iter().map(|score| score.expect("scored").value).collect()
 }
 
 /// Frames above 256 pixels are decoded in tiles where the recipe asks for it, and nearly the same.

@@ -14,6 +14,7 @@ use train::policy::Policy;
 use train::replay::{Conditioning, TransitionBatch};
 use train::rollout::{Rollouts, Start, rollout};
 use train::sharing::Shares;
+use train::stop::Stop;
 use train::update::{Objective, UpdateMetrics, accumulate, update};
 use wan::lora::{Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
@@ -161,7 +162,8 @@ impl Case {
             self.close(&name, gradient.clone().unwrap_or_else(|| panic!("no gradient for {}", slot.name)), 3e-5);
         }
         for step in 1..=3 {
-            let metrics = update(&policy, &mut optimizer, None, &objective, std::slice::from_ref(&batch), &Alone);
+            let metrics = update(&policy, &mut optimizer, None, &objective, std::slice::from_ref(&batch), &Alone, &Stop::default())
+                .expect("nobody stops it");
             self.check_metrics(step, &metrics);
             if step != 2 {
                 self.check_weights(step, &policy);

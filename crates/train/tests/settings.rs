@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 use train::settings::{DEFAULT_RECIPE, MixedPrecision, PolicySettings, Prompt, PromptSource, Settings, SettingsError, read_prompt_file};
@@ -141,10 +142,11 @@ fn mistakes_in_files_it_names() {
     assert_eq!(read("good.txt").unwrap(), ["a red circle", "\u{4e00}"].map(|text| Prompt::from(text.to_owned())));
     std::fs::write(
         folder.path().join("pairs.jsonl"),
-        "# a comment\n{\"prompt\": \" a fox \", \"image\": \"fox.png\"}\n{\"prompt\": \"b\"}\n",
+        "# a comment\n{\"prompt\": \" a fox \", \"image\": \"fox.png\", \"metadata\": {\"style\": [\"oil\"]}}\n{\"prompt\": \"b\"}\n",
     )
     .unwrap();
-    let fox = Prompt { text: "a fox".into(), image: Some(folder.path().join("fox.png")) };
+    let metadata = Some(json!({ "style": ["oil"] }));
+    let fox = Prompt { image: Some(folder.path().join("fox.png")), metadata, ..Prompt::from("a fox".to_owned()) };
     assert_eq!(read("pairs.jsonl").unwrap(), [fox, Prompt::from("b".to_owned())]);
     for (line, message) in
         [("a fox", "expected value"), ("{\"prompt\": \"a\", \"picture\": \"b\"}", "`picture`"), ("{\"image\": \"b\"}", "`prompt`")]

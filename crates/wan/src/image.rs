@@ -7,7 +7,7 @@ use crate::config::read_json;
 use crate::error::Result;
 use crate::transformer::TransformerConfig;
 use crate::vae::{AutoencoderKlWan, VaeConfig};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -112,6 +112,12 @@ impl ImageCondition {
         let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &self.known.tensor().device());
         let features = self.features.clone().map(|features| features.select(0, rows.clone()));
         Self { known: self.known.clone().map(|known| known.select(0, rows)), features }
+    }
+
+    /// The same on another device.
+    pub fn to_device(&self, device: &Device) -> Self {
+        let features = self.features.clone().map(|features| features.to_device(device));
+        Self { known: self.known.clone().map(|known| known.to_device(device)), features }
     }
 
     /// All of these, in order.

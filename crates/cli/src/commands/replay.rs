@@ -11,6 +11,7 @@ use train::collective::Alone;
 use train::optimizer::AdamW;
 use train::policy::Policy;
 use train::recording::Recording;
+use train::stop::Stop;
 use train::update::{UpdateMetrics, update};
 use wan::experts::{Experts, SecondExpert};
 use wan::transformer::WanTransformer;
@@ -67,7 +68,10 @@ pub fn run_command(args: &ReplayArgs) -> Result<()> {
     let updates: Vec<UpdateMetrics> = if args.updates == 0 {
         vec![recording.evaluate(&policy)]
     } else {
-        (0..args.updates).map(|_| update(&policy, &mut optimizer, None, &recording.objective, &recording.batches, &Alone)).collect()
+        let (objective, batches) = (&recording.objective, &recording.batches);
+        (0..args.updates)
+            .map(|_| update(&policy, &mut optimizer, None, objective, batches, &Alone, &Stop::default()))
+            .collect::<Result<_, _>>()?
     };
     print(&updates, args.json)
 }

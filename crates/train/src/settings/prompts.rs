@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use shapes::{CaptionSet, World};
 
 use super::SettingsError;
@@ -43,11 +44,13 @@ pub struct Prompt {
     pub text: String,
     /// A PNG or JPEG file.
     pub image: Option<PathBuf>,
+    /// Whatever rewards should know beside the text; passed on to them as it is.
+    pub metadata: Option<Value>,
 }
 
 impl From<String> for Prompt {
     fn from(text: String) -> Self {
-        Self { text, image: None }
+        Self { text, image: None, metadata: None }
     }
 }
 
@@ -59,10 +62,13 @@ struct Line {
     /// Relative to the folder of the prompt file.
     #[serde(default)]
     image: Option<PathBuf>,
+    /// Any JSON.
+    #[serde(default)]
+    metadata: Option<Value>,
 }
 
 /// Reads a prompt file: one prompt per line, trimmed; blank lines and lines that start with `#` do not count. In a file that ends in `.jsonl`, a line is
-/// `{"prompt": "...", "image": "picture.png"}`.
+/// `{"prompt": "...", "image": "picture.png", "metadata": {...}}`, of which only the prompt must be there.
 ///
 /// # Errors
 /// A file that cannot be read, holds no prompt, a line that cannot be used, or a prompt with control characters. `field` is the key that names the
@@ -94,12 +100,12 @@ pub fn read_prompt_file(path: &Path, field: &str) -> Result<Vec<Prompt>, Setting
 }
 
 fn from_json(line: &str, path: &Path, place: &str, field: &str) -> Result<Prompt, SettingsError> {
-    let Line { prompt, image } = serde_json::from_str(line).map_err(|error| {
+    let Line { prompt, image, metadata } = serde_json::from_str(line).map_err(|error| {
         let message = format!("`{field}`: {error}");
         SettingsError::new(place, field, message, "a line is an object: `{\"prompt\": \"a red fox\", \"image\": \"fox.png\"}`")
     })?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    Ok(Prompt { text: prompt.trim().to_owned(), image: image.map(|image| folder.join(image)) })
+    Ok(Prompt { text: prompt.trim().to_owned(), image: image.map(|image| folder.join(image)), metadata })
 }
 
 /// Refuses control characters: they are invisible, and the tokenizer would pass them to the model.

@@ -43,6 +43,12 @@ impl PromptEmbeds {
         Self { embeds: Tensor::cat(rows, 0), lengths, padded_length }
     }
 
+    /// The embeddings of each prompt, [n, D] each.
+    pub fn into_rows(self) -> Vec<Tensor<2>> {
+        let row = |(prompt, &length): (usize, &usize)| self.embeds.clone().slice([prompt..prompt + 1, 0..length.max(1)]).squeeze_dim(0);
+        self.lengths.iter().enumerate().map(row).collect()
+    }
+
     /// The embeddings with their padding, [B, padded_length, D].
     pub fn to_padded(&self) -> Tensor<3> {
         pad(self.embeds.clone(), self.padded_length)
@@ -89,11 +95,6 @@ impl PromptEmbeds {
     /// The same values on another device.
     pub fn to_device(&self, device: &Device) -> Self {
         Self { embeds: self.embeds.clone().to_device(device), ..self.clone() }
-    }
-
-    /// The same values without any graph.
-    pub fn detached(&self) -> Self {
-        Self { embeds: self.embeds.clone().inner(), ..self.clone() }
     }
 }
 
