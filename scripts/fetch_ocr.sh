@@ -3,12 +3,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=models/ocr
-if [ -s $target/recogniser.onnx ] && [ -s $target/detector.onnx ] && [ -s $target/libonnxruntime.so ]; then
+complete() {
+    [ -s $target/recogniser.onnx ] && [ -s $target/detector.onnx ] && { [ -s $target/libonnxruntime.so ] || [ -s $target/libonnxruntime.dylib ]; }
+}
+if complete; then
     exit 0
 fi
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
-python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$wheels" onnxruntime==1.* rapidocr-onnxruntime==1.4.4
+python=python3
+if ! python3 -m pip --version >/dev/null 2>&1; then
+    python3 -m venv "$wheels/venv"
+    python=$wheels/venv/bin/python
+fi
+# Files are taken out of the wheels and nothing is installed, so which Python runs here does not matter; rapidocr-onnxruntime wants one before 3.13.
+"$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 --dest "$wheels" \
+    'onnxruntime==1.*' rapidocr-onnxruntime==1.4.4
 mkdir -p $target
 python3 - "$wheels" $target <<'PY'
 import os, pathlib, sys, zipfile
@@ -30,3 +40,4 @@ for wheel in wheels.glob("*.whl"):
                     os.replace(unfinished, target / file)
 PY
 ls -l $target
+complete || { echo "the packages no longer have all of the files" >&2; exit 1; }

@@ -18,6 +18,7 @@ The protocol is in docs/rewards.md, its schema in docs/reward_protocol.schema.js
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import importlib
 import io
@@ -28,10 +29,13 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PROTOCOL = 1
+# How long the body of a refused request is read for, so that the client is done writing and reads the answer.
+DRAIN_SECONDS = 30
 
 
 class Frame:
@@ -101,41 +105,87 @@ def decode_jpeg(data):
 
 
 def decode_png(data):
-    """PNG as flash-grpo writes it (8 bit RGB, not interlaced), with the standard library."""
-    at, width, height, packed = 8, 0, 0, b""
+    """PNG with Pillow; without it, slower, PNG as flash-grpo writes it (8 bit RGB, not interlaced)."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return decode_png_slowly(data)
+    return Image.open(io.BytesIO(data), formats=("PNG",)).convert("RGB").tobytes()
+
+
+def decode_png_slowly(data):
+    """`decode_png` with the standard library."""
+    at, width, height, packed = 8, 0, 0, []
     while at < len(data):
         (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
         if kind == b"IHDR":
             width, height = struct.unpack(">II", data[at + 8 : at + 16])
         elif kind == b"IDAT":
-            packed += data[at + 8 : at + 8 + length]
+            packed.append(data[at + 8 : at + 8 + length])
         at += length + 12
-    lines, stride = zlib.decompress(packed), width * 3
-    out, above = bytearray(), bytes(stride)
-    for y in range(height):
-        kind, line = lines[y * (stride + 1)], bytearray(lines[y * (stride + 1) + 1 : (y + 1) * (stride + 1)])
-        unfilter(kind, line, above)
-        out += line
-        above = line
-    return bytes(out)
+    lines, stride = zlib.decompress(b"".join(packed)), width * 3
+    rows, above = [], bytes(stride)
+    for start in range(0, height * (stride + 1), stride + 1):
+        above = unfilter(lines[start], lines[start + 1 : start + 1 + stride], above)
+        rows.append(above)
+    return b"".join(rows)
 
 
 def unfilter(kind, line, above):
-    """Undoes one of the five filters of PNG in place, for pixels of three bytes."""
+    """A row without its filter, one of the five of PNG, for pixels of three bytes."""
     if kind == 0:
-        return
-    for i in range(len(line)):
-        left, up, corner = (line[i - 3], above[i], above[i - 3]) if i >= 3 else (0, above[i], 0)
-        if kind == 1:
-            guess = left
-        elif kind == 2:
-            guess = up
-        elif kind == 3:
-            guess = (left + up) // 2
-        else:
-            by_left, by_up, by_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
-            guess = left if by_left <= by_up and by_left <= by_corner else up if by_up <= by_corner else corner
-        line[i] = (line[i] + guess) & 255
+        return line
+    if kind in (1, 2):
+        return sums(kind, line, above)
+    if kind not in (3, 4):
+        raise ValueError(f"PNG has no filter {kind}")
+    out = bytearray(len(line))
+    for channel in range(3):
+        values = zip(line[channel::3], above[channel::3])
+        out[channel::3] = bytes(averages(values) if kind == 3 else paeth(values))
+    return bytes(out)
+
+
+def sums(kind, line, above):
+    """Filters 1 and 2, sums with what is left or above, for all bytes of a row at once: a row is one integer, first byte lowest."""
+    low = int.from_bytes(b"\x7f" * len(line), "little")
+    high = low + int.from_bytes(b"\1" * len(line), "little")
+    # Byte by byte modulo 256: no carry leaves a byte, as the top bits are added apart from the others.
+    add = lambda a, b: ((a & low) + (b & low)) ^ ((a ^ b) & high)
+    row = int.from_bytes(line, "little")
+    if kind == 2:
+        row = add(row, int.from_bytes(above, "little"))
+    else:
+        # Sums over 2, 4, 8, .. pixels.
+        pixels = 1
+        while 3 * pixels < len(line):
+            row = add(row, row << 24 * pixels)
+            pixels *= 2
+    return row.to_bytes(len(line), "little")
+
+
+def averages(values):
+    """Filter 3 of a channel: pairs of a byte and the one above it."""
+    left, out = 0, []
+    for value, up in values:
+        left = (value + (left + up >> 1)) & 255
+        out.append(left)
+    return out
+
+
+def paeth(values):
+    """Filter 4 of a channel: pairs of a byte and the one above it."""
+    left, corner, out = 0, 0, []
+    for value, up in values:
+        by_left, by_up = up - corner, left - corner
+        by_corner = abs(by_left + by_up)
+        by_left, by_up = abs(by_left), abs(by_up)
+        if by_left > by_up or by_left > by_corner:
+            left = up if by_up <= by_corner else corner
+        left = (value + left) & 255
+        corner = up
+        out.append(left)
+    return out
 
 
 def number(value):
@@ -220,15 +270,19 @@ def handler(scorer, max_bytes):
             if self.path == "/health":
                 self.send(200, {"status": "ok"})
             elif self.path == "/v1/info":
-                self.send(200, scorer.info)
+                self.send(200, {**scorer.info, "max_bytes": max_bytes})
             else:
                 self.send(404, {"error": f"no {self.path}; there are /v1/score, /v1/info and /health"})
 
         def do_POST(self):
             length = int(self.headers.get("content-length") or 0)
-            if self.path != "/v1/score" or length > max_bytes:
-                self.close_connection = True
-                self.send(404 if self.path != "/v1/score" else 413, {"error": f"{self.path}, {length} bytes"})
+            if self.path != "/v1/score":
+                self.refuse(length, 404, f"no {self.path}; there are /v1/score, /v1/info and /health")
+                return
+            if length > max_bytes:
+                mib, limit = -(-length >> 20), max_bytes >> 20
+                cure = f"smaller batch_size, fewer frames, or --max-mib {mib} for the server"
+                self.refuse(length, 413, f"the request has {mib} MiB, the limit is {limit} MiB: {cure}")
                 return
             try:
                 answer = scorer.answer(json.loads(self.rfile.read(length)))
@@ -237,11 +291,34 @@ def handler(scorer, max_bytes):
                 return
             self.send(200, answer)
 
+        def refuse(self, length, status, reason):
+            """Answers once the body is read: a client that is still writing would see a broken connection instead."""
+            self.close_connection = self.close_connection or not self.drain(length)
+            self.send(status, {"error": reason})
+
+        def drain(self, length):
+            """Reads and drops `length` bytes; whether they came in time."""
+            end = time.monotonic() + DRAIN_SECONDS
+            try:
+                while length > 0:
+                    self.connection.settimeout(max(end - time.monotonic(), 0))
+                    part = self.rfile.read1(min(length, 1 << 20))
+                    if not part or time.monotonic() > end:
+                        return False
+                    length -= len(part)
+            except OSError:
+                return False
+            finally:
+                self.connection.settimeout(None)
+            return True
+
         def send(self, status, message):
             body = json.dumps(message, allow_nan=False).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
+            if self.close_connection:
+                self.send_header("connection", "close")
             self.end_headers()
             self.wfile.write(body)
 
@@ -252,9 +329,8 @@ def handler(scorer, max_bytes):
 
 
 def load_function(spec):
-    """`module:name`, with the current directory on the path, and a version from the module's text."""
+    """`module:name`, and a version from the module's text."""
     module_name, _, name = spec.partition(":")
-    sys.path.insert(0, os.getcwd())
     module = importlib.import_module(module_name)
     function = getattr(module, name or "score", None)
     if not callable(function):
@@ -271,6 +347,12 @@ def need(package, install):
         return importlib.import_module(package)
     except ImportError as error:
         raise SystemExit(f"this adapter needs the package `{package}` ({error})\nhint: {install}") from None
+
+
+def inference_mode():
+    """PyTorch's inference mode, for packages that do not enter it themselves; nothing where PyTorch is not loaded."""
+    torch = sys.modules.get("torch")
+    return torch.inference_mode() if torch else contextlib.nullcontext()
 
 
 def package_version(package):
@@ -292,7 +374,8 @@ def hpsv3(device):
             for path, frame in zip(paths, sample.frames):
                 with open(path, "wb") as file:
                     file.write(frame.png())
-            rewards = scorer.reward(prompts=[sample.prompt] * len(paths), image_paths=paths)
+            with inference_mode():
+                rewards = scorer.reward(prompts=[sample.prompt] * len(paths), image_paths=paths)
         return [float(reward[0]) for reward in rewards]
 
     return score, "hpsv3", f"hpsv3 {package_version('hpsv3')}"
@@ -310,7 +393,7 @@ def clip_like(model_name, processor_name, device, scale):
         return features / features.norm(dim=-1, keepdim=True)
 
     def score(sample):
-        with torch.no_grad():
+        with inference_mode():
             images = [frame.pil() for frame in sample.frames]
             inputs = processor(text=[sample.prompt], images=images, return_tensors="pt", padding=True, truncation=True).to(device)
             text = unit(model.get_text_features(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]))
@@ -335,19 +418,21 @@ def videoalign(device):
     path = os.environ.get("VIDEOALIGN_CHECKPOINT")
     if not path:
         raise SystemExit("set VIDEOALIGN_CHECKPOINT to the folder of the VideoReward checkpoint")
+    path = os.path.realpath(path)
+    imageio = need("imageio", "pip install imageio imageio-ffmpeg")
     inference = need("inference", "clone KwaiVGI/VideoAlign and start this server in its folder")
     scorer = inference.VideoVLMRewardInference(path, device=device)
-    imageio = need("imageio", "pip install imageio imageio-ffmpeg")
 
     def score(sample):
         # Its reader takes files only: near lossless, so that the encoder is not what is scored.
         with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
             frames = [frame.numpy() for frame in sample.frames]
             imageio.mimwrite(file.name, frames, fps=sample.fps, codec="libx264", output_params=["-crf", "4"])
-            reward = scorer.reward([file.name], [sample.prompt], use_norm=True)[0]
+            with inference_mode():
+                reward = scorer.reward([file.name], [sample.prompt], use_norm=True)[0]
         return {"value": reward["Overall"], "components": {key: reward[key] for key in ("VQ", "MQ", "TA")}}
 
-    return score, "videoalign", f"videoalign {os.path.basename(path)}"
+    return score, "videoalign", f"videoalign {path}"
 
 
 ADAPTERS = {"hpsv3": hpsv3, "pickscore": pickscore, "clip": clip, "videoalign": videoalign}
@@ -367,6 +452,8 @@ def main():
     parser.add_argument("--threads", action="store_true", help="call the function from several threads at once")
     parser.add_argument("--version", help="changes whenever values would (default: a hash of the module)")
     args = parser.parse_args()
+    # Python begins with the folder of this file instead: modules of the current one, for functions and for adapters.
+    sys.path.insert(0, os.getcwd())
     function, name, version = load_function(args.function) if args.function else ADAPTERS[args.adapter](args.device)
     scorer = Scorer(function, name, args.version or version, args.batch, args.max_batch, args.threads)
     server = ThreadingHTTPServer((args.host, args.port), handler(scorer, args.max_mib << 20))
