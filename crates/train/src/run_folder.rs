@@ -91,8 +91,8 @@ impl RunFolder {
     /// # Errors
     /// The folder cannot be written.
     pub fn remove(&self, names: &[&str]) -> Result<()> {
-        let present = names.iter().map(|name| self.path.join(name)).filter(|path| path.exists());
-        present.map(std::fs::remove_file).collect::<std::io::Result<()>>().map_err(|e| self.wrap(e))
+        let mut present = names.iter().map(|name| self.path.join(name)).filter(|path| path.exists());
+        present.try_for_each(std::fs::remove_file).map_err(|e| self.wrap(e))
     }
 
     /// Length of every log; what they hold is on disk when this returns.
