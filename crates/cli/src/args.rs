@@ -25,7 +25,7 @@ pub enum Command {
     Plan(commands::plan::PlanArgs),
     /// Recompute recorded transitions: log-probs, ratios, loss, gradient norm, updates.
     Replay(commands::replay::ReplayArgs),
-    /// Train the embedded moving-shapes model from scratch.
+    /// Train a small model from scratch: moving shapes, or signs.
     Pretrain(commands::pretrain::PretrainArgs),
     /// Run recipes side by side, at equal compute, over several seeds.
     Compare(commands::compare::CompareArgs),

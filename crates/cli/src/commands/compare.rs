@@ -1,6 +1,7 @@
 //! `flash-grpo compare`: recipes side by side, at equal compute, over several seeds.
 
 use super::report::{PAGE, write_report};
+use super::train::load as load_recipe;
 use crate::device::DeviceArg;
 use crate::signals;
 use crate::watch::Bars;
@@ -37,7 +38,7 @@ pub struct CompareArgs {
     /// Runs at a time, for machines with more cores than a run uses.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
     jobs: usize,
-    /// Change a value of every recipe.
+    /// Change a value of every recipe. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
@@ -87,7 +88,7 @@ pub fn run_command(args: &CompareArgs) -> Result<()> {
     let overrides: Vec<String> = quick.chain(args.overrides.iter().cloned()).collect();
     let load = |path: &PathBuf| -> Result<(String, Settings)> {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok((name, Settings::load(Some(path), &overrides)?))
+        Ok((name, load_recipe(Some(path), &overrides)?))
     };
     let mut recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>>>()?;
     recipes.sort_by_key(|(name, _)| name != BASE);

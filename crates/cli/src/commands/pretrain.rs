@@ -1,4 +1,4 @@
-//! `flash-grpo pretrain`: trains the embedded moving-shapes model from scratch.
+//! `flash-grpo pretrain`: trains the small model of a demo world from scratch.
 
 use crate::device::DeviceArg;
 use crate::progress;
@@ -11,7 +11,7 @@ use train::pretrain::{PretrainSettings, pretrain};
 /// Arguments of `pretrain`.
 #[derive(Debug, Args)]
 pub struct PretrainArgs {
-    /// The recipe, for instance recipes/pretrain_moving_shapes.toml.
+    /// The recipe: recipes/pretrain_moving_shapes.toml, recipes/pretrain_signs.toml, or one like them.
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
     #[command(flatten)]

@@ -6,6 +6,8 @@ use crate::signals;
 use crate::watch::Bars;
 use anyhow::{Result, bail};
 use clap::Args;
+use grpo::Recipe;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use train::run::{Begin, Summary, run};
 use train::settings::Settings;
@@ -22,8 +24,8 @@ pub struct TrainArgs {
     /// Seed of the run [default: the recipe's].
     #[arg(long)]
     seed: Option<u64>,
-    /// Continue a run from its newest whole checkpoint (`auto`: the run in the output folder, if there is one), or from the given run
-    /// folder or checkpoint. Without RECIPE the run's own is used.
+    /// Continue a run from its newest whole checkpoint, or from the given run folder or checkpoint. `auto` is the run in the output folder;
+    /// with RECIPE it is begun there if there is none. Without RECIPE the run's own is used.
     #[arg(long, value_name = "auto|PATH", num_args = 0..=1, default_missing_value = "auto")]
     resume: Option<PathBuf>,
     /// Resume with a recipe that changes the result.
@@ -39,7 +41,7 @@ pub struct RecipeArgs {
     /// The recipe, a TOML file [default: the embedded moving-shapes run].
     #[arg(value_name = "RECIPE")]
     recipe: Option<PathBuf>,
-    /// Change a value of the recipe, for instance `--set train.iterations=100`.
+    /// Change a value of the recipe, for instance `--set train.iterations=100`. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
 }
@@ -50,13 +52,64 @@ impl RecipeArgs {
     /// # Errors
     /// A recipe that cannot be read or used.
     pub fn load(&self) -> Result<Settings> {
-        Ok(Settings::load(self.recipe.as_deref(), &self.overrides)?)
+        load(self.recipe.as_deref(), &self.overrides)
     }
 
-    /// As [`load`](Self::load), with the recipe at `path` in place of the embedded one, if it is there.
+    /// As [`load`](Self::load), with the recipe at `path` in place of the embedded one.
     fn load_or(&self, path: &Path) -> Result<Settings> {
-        let path = Some(path).filter(|path| path.is_file());
-        Ok(Settings::load(self.recipe.as_deref().or(path), &self.overrides)?)
+        load(self.recipe.as_deref().or(Some(path)), &self.overrides)
+    }
+}
+
+/// The resolved settings of a recipe, after a note about what its name might hide.
+///
+/// # Errors
+/// As [`Settings::load`].
+pub fn load(recipe: Option<&Path>, overrides: &[String]) -> Result<Settings> {
+    let settings = Settings::load(recipe, overrides)?;
+    if let Some(note) = choices_that_stay(recipe, overrides, &settings) {
+        eprintln!("{note}");
+    }
+    Ok(settings)
+}
+
+/// `--set method.name=X` changes the base alone: the choices that the recipe makes for its own method stay, and the run is called X without
+/// being X.
+fn choices_that_stay(recipe: Option<&Path>, overrides: &[String], settings: &Settings) -> Option<String> {
+    let name = &settings.method.name;
+    let key = |change: &String| change.split_once('=').map(|(key, _)| key.trim().to_owned());
+    let set: Vec<String> = overrides.iter().filter_map(key).collect();
+    let renamed = set.iter().any(|key| key == "method.name");
+    if !renamed || Settings::load(recipe, &[]).is_ok_and(|own| own.method.name == *name) {
+        return None;
+    }
+    let published = serde_json::to_value(Recipe::named(name)?).ok()?;
+    let resolved = serde_json::to_value(settings.recipe()).ok()?;
+    let is_set = |choice: &str| set.iter().filter_map(|key| key.strip_prefix("method.")).any(|key| key.split('.').next() == Some(choice));
+    let stays = |choice: &&String| resolved.get(choice) != published.get(choice) && !is_set(choice);
+    let choices: Vec<&String> = resolved.as_object()?.keys().filter(stays).collect();
+    if choices.is_empty() {
+        return None;
+    }
+    let value = |of: &Value, choice: &String| of.get(choice).map_or_else(|| "none".into(), in_line);
+    let kept: Vec<String> = choices.iter().map(|choice| format!("{choice} = {}", value(&resolved, choice))).collect();
+    let named = choices.iter().filter(|&&choice| published.get(choice).is_some());
+    let changes: Vec<String> = named.map(|choice| format!("--set 'method.{choice}={}'", value(&published, choice))).collect();
+    Some(format!(
+        "note: `method.name` is now `{name}`, but where the recipe chooses otherwise that stays: {}\nhint: for `{name}` as it is published, delete them in the recipe, or {}",
+        kept.join(", "),
+        changes.join(" ")
+    ))
+}
+
+/// A value as a recipe would have it in one line.
+fn in_line(value: &Value) -> String {
+    match value {
+        Value::Object(table) => {
+            let entries: Vec<String> = table.iter().map(|(key, value)| format!("{key}={}", in_line(value))).collect();
+            format!("{{{}}}", entries.join(", "))
+        }
+        value => value.to_string(),
     }
 }
 
@@ -87,14 +140,27 @@ fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
     let Some(resume) = &args.resume else {
         return Ok((output_dir(args.recipe.load()?), Begin::New));
     };
-    let (folder, from) = if resume.as_os_str() == "auto" {
-        (args.output_dir.clone().map_or_else(|| Ok(args.recipe.load()?.output_dir), Ok::<_, anyhow::Error>)?, None)
-    } else {
-        located(resume)?
-    };
+    let (folder, from) = if resume.as_os_str() == "auto" { (folder_of_auto(args)?, None) } else { located(resume)? };
     let settings = args.recipe.load_or(&folder.join("recipe.toml"))?;
     let settings = Settings { output_dir: args.output_dir.clone().unwrap_or(folder), ..settings };
     Ok((settings, Begin::Resume { from, allow_change: args.allow_change }))
+}
+
+/// The folder of the run that `--resume auto` is about. Only a recipe that is named is begun anew: the embedded one would be another run than
+/// the one that was to go on.
+fn folder_of_auto(args: &TrainArgs) -> Result<PathBuf> {
+    match (&args.output_dir, &args.recipe.recipe) {
+        (Some(folder), Some(_)) => Ok(folder.clone()),
+        (None, Some(recipe)) => Ok(Settings::load(Some(recipe), &args.recipe.overrides)?.output_dir),
+        (Some(folder), None) if folder.join("recipe.toml").is_file() => Ok(folder.clone()),
+        (Some(folder), None) => bail!(
+            "`--resume`: no run was begun in `{}`\nhint: give its recipe, `flash-grpo train RECIPE --output-dir {0} --resume auto`, which also begins it",
+            folder.display()
+        ),
+        (None, None) => bail!(
+            "`--resume` does not say which run\nhint: give its folder, `flash-grpo train --resume runs/mine`, or its recipe, `flash-grpo train RECIPE --resume auto`"
+        ),
+    }
 }
 
 /// The run folder and the checkpoint that a path names.

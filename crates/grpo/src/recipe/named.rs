@@ -36,7 +36,7 @@ impl Recipe {
     /// | `flow-grpo-fast-1`, `-2` | 1 or 2 consecutive steps, start drawn once per iteration |
     /// | `flow-grpo-cps` | Flow-GRPO-Fast 1 with coefficient-preserving steps |
     /// | `flow-dppo` | Flow-GRPO with a KL mask instead of the clip |
-    /// | `mixgrpo`, `mixgrpo-random`, `mixgrpo-decay` | a window of 4: sliding; anywhere; sliding faster towards the data |
+    /// | `mixgrpo`, `mixgrpo-random`, `mixgrpo-decay` | a window of 4: sliding; random, its first step one of the first 8; sliding faster towards the data |
     /// | `dancegrpo` | all steps noisy, a random 60 % trained |
     /// | `tempflow` | one branch step per seed, weighted by its noise |
     /// | `grpo-guard` | Flow-GRPO-Fast 1 with the normalised ratio and its gradient reweighting |

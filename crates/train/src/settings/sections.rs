@@ -289,7 +289,7 @@ pub struct DebugSettings {
     pub save_rollouts: bool,
 }
 
-/// The published values (docs/method.md), where a recipe says nothing.
+/// What holds where a recipe says nothing (docs/recipe.md). Many are published values; guidance and `mixed_precision` are off instead.
 pub(super) mod default {
     use std::path::PathBuf;
 
