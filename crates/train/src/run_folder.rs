@@ -56,7 +56,7 @@ impl RunFolder {
         }
         let occupied = std::fs::read_dir(path).map_err(wrap)?.flatten().any(|entry| entry.file_name() != LOCK);
         if occupied && !resume {
-            let hint = "continue that run with `--resume`, give another folder with `--output-dir`, or delete it";
+            let hint = "continue that run with `--resume FOLDER`, give another folder with `--output-dir`, or delete it";
             return Err(Error::run_folder(path, "it already holds files", hint));
         }
         for folder in ["", "adapter", "adapter/transformer", "adapter/transformer_2", "samples"] {
