@@ -24,7 +24,6 @@ pub struct EmbeddingCache {
     fingerprint: [u8; 32],
     /// D
     features: usize,
-    device: Device,
 }
 
 /// Changes when the same encoder and ids would give other embeddings.
@@ -35,13 +34,13 @@ impl EmbeddingCache {
     ///
     /// # Errors
     /// The folder cannot be created, or the encoder's files cannot be read.
-    pub fn open(dir: &Path, encoder: &StagedTextEncoder, device: &Device) -> Result<Self> {
+    pub fn open(dir: &Path, encoder: &StagedTextEncoder) -> Result<Self> {
         std::fs::create_dir_all(dir).map_err(|e| WanError::write(dir, e))?;
         let fingerprint = fingerprint(encoder.dir())?;
-        Ok(Self { dir: dir.into(), fingerprint, features: encoder.config.d_model, device: device.clone() })
+        Ok(Self { dir: dir.into(), fingerprint, features: encoder.config.d_model })
     }
 
-    /// Embeddings [n, D] of token ids: those that are not there are made by `encode`, all at once, and kept. `encode` is not called if
+    /// Embeddings [n, D] of token ids, on the CPU: those that are not there are made by `encode`, all at once, and kept. `encode` is not called if
     /// nothing is missing.
     ///
     /// # Errors
@@ -73,7 +72,7 @@ impl EmbeddingCache {
         let file = WeightFiles::open_file(&self.path(ids)).ok()?;
         let shape = [ids.len(), self.features];
         let values = file.floats("embeds").ok().filter(|_| file.shape("embeds").is_some_and(|got| got == shape))?;
-        Some(Tensor::from_data(TensorData::new(values, shape), &self.device.clone().inner()))
+        Some(Tensor::from_data(TensorData::new(values, shape), &Device::flex()))
     }
 
     fn write(&self, ids: &[u32], embeds: Tensor<2>) -> WanResult<()> {

@@ -62,10 +62,7 @@ impl PromptSet {
         let tokens = |text: &String| encoder.tokenizer.encode(text, max_sequence_length);
         let lists: Vec<Vec<String>> = lists.into_iter().map(or_empty_prompt).collect();
         let ids: Vec<Vec<u32>> = lists.iter().flatten().map(tokens).collect::<wan::Result<_>>()?;
-        let encode = |ids: &[Vec<u32>]| {
-            let rows = encoder.encode(ids, &mut |_, _| {})?;
-            Ok(rows.into_iter().map(|row| row.to_device(&Device::flex())).collect())
-        };
+        let encode = |ids: &[Vec<u32>]| Ok(encoder.encode(ids, &mut |_, _| {})?);
         let mut rows = match cache {
             Some(cache) => cache.get_or_encode(&ids, encode)?,
             None => encode(&ids)?,

@@ -253,7 +253,7 @@ fn encode(settings: &Settings, path: &Path, [train, eval]: [Vec<String>; 2], dev
         let [train, eval, negative] = lists.map(|texts| PromptSet::encode(texts, &encoder, length));
         return Ok([train?, eval?, negative?]);
     };
-    let cache = settings.model.embedding_cache.as_ref().map(|dir| EmbeddingCache::open(dir, staged, &Device::flex())).transpose()?;
+    let cache = settings.model.embedding_cache.as_ref().map(|dir| EmbeddingCache::open(dir, staged)).transpose()?;
     let sets = PromptSet::encode_staged(lists.into(), staged, cache.as_ref(), length)?;
     Ok(sets.try_into().expect("one set per list"))
 }

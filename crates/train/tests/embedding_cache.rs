@@ -25,7 +25,7 @@ fn texts() -> Vec<String> {
 fn the_encoder_is_asked_once() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let encoder = encoder(&model());
-    let cache = EmbeddingCache::open(&dir.path().join("new/cache"), &encoder, &Device::flex()).expect("cache");
+    let cache = EmbeddingCache::open(&dir.path().join("new/cache"), &encoder).expect("cache");
     let made = PromptSet::encode_staged(vec![texts()], &encoder, Some(&cache), 32).expect("encoded");
     let ids: Vec<Vec<u32>> = texts().iter().map(|text| encoder.tokenizer.encode(text, 32).expect("tokens")).collect();
     let read = cache.get_or_encode(&ids, |_| panic!("everything is there")).expect("read");
@@ -43,7 +43,7 @@ fn the_encoder_is_asked_once() {
 fn what_is_missing_or_broken_is_encoded() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let encoder = encoder(&model());
-    let cache = EmbeddingCache::open(dir.path(), &encoder, &Device::flex()).expect("cache");
+    let cache = EmbeddingCache::open(dir.path(), &encoder).expect("cache");
     PromptSet::encode_staged(vec![texts()], &encoder, Some(&cache), 32).expect("encoded");
     let first = std::fs::read_dir(dir.path()).expect("folder").next().expect("an entry").expect("entry").path();
     std::fs::write(&first, b"broken").expect("writable");
@@ -73,7 +73,7 @@ fn another_encoder_has_other_entries() {
         }
     }
     let ids = vec![vec![3, 4, 1]];
-    let cache = |model: &Path| EmbeddingCache::open(&dir.path().join("cache"), &encoder(model), &Device::flex()).expect("cache");
+    let cache = |model: &Path| EmbeddingCache::open(&dir.path().join("cache"), &encoder(model)).expect("cache");
     let filled = |model: &Path| {
         let mut asked = false;
         cache(model)

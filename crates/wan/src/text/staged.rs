@@ -44,7 +44,7 @@ impl PromptEncoder {
                 if ids.is_empty() {
                     return Err(no_prompt());
                 }
-                Ok(PromptEmbeds::from_rows(encoder.encode(&ids, &mut |_, _| {})?, max_sequence_length))
+                Ok(PromptEmbeds::from_rows(encoder.encode(&ids, &mut |_, _| {})?, max_sequence_length).to_device(&encoder.device))
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The encoder for a machine that cannot hold it: one layer in memory at a time.
 //!
 //! UMT5-XXL has 5.7B parameters, 22.7 GB in f32, and is needed for a list of prompts only. Here the embedding's rows are read one by one
-//! from the file and every layer is loaded, applied to all prompts and dropped: the memory of one layer (772 MB) and of the tokens.
+//! from the file and every layer is loaded, applied to all prompts and dropped: the memory of one layer (772 MB) and of a group of tokens; the
+//! others wait in the memory of the host.
 
 use super::{Block, EMBEDDING_NAMES, Positions, Umt5Config, Umt5Encoder};
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ use std::path::Path;
 /// Tokens that a layer sees at once.
 const TOKENS_AT_ONCE: usize = 4096;
 
-/// Embeddings [n, D] of token ids, in f32 and without any graph, from the files of a `text_encoder` folder. An embedding depends on
+/// Embeddings [n, D] of token ids, in f32, without any graph and on the CPU, from the files of a `text_encoder` folder. An embedding depends on
 /// its own ids alone. `progress(done, total)` is called after every layer.
 ///
 /// # Errors
@@ -27,7 +28,7 @@ pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress:
     declared[0].name = name.to_owned();
     files.check(&declared, &EMBEDDING_NAMES)?;
     let groups = groups(ids);
-    let embed = |ids: &&[Vec<u32>]| embedded(&files, name, &config, ids, device);
+    let embed = |ids: &&[Vec<u32>]| embedded(&files, name, &config, ids);
     let mut hidden: Vec<Tensor<3>> = groups.iter().map(embed).collect::<Result<_>>()?;
     let lengths: Vec<Vec<usize>> = groups.iter().map(|ids| ids.iter().map(Vec::len).collect()).collect();
     let position = |&length: &usize| (length, Positions::new(&config, length, &[length], device));
@@ -38,12 +39,13 @@ pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress:
         let block = Block::new(&encoder.sub("block").sub(layer), &config);
         weights.forget();
         for ((x, lengths), positions) in hidden.iter_mut().zip(&lengths).zip(&positions) {
-            *x = block.forward_each(x.clone(), lengths, positions);
+            *x = block.forward_each(x.clone().to_device(device), lengths, positions).to_device(&Device::flex());
         }
         progress(layer + 1, config.num_layers);
     }
     let norm = RmsNorm::new(&encoder.sub("final_layer_norm"), config.d_model, config.layer_norm_epsilon);
-    let rows = hidden.into_iter().zip(&lengths).flat_map(|(x, lengths)| split(norm.forward(x), lengths));
+    let normed = |x: Tensor<3>| norm.forward(x.to_device(device)).to_device(&Device::flex());
+    let rows = hidden.into_iter().zip(&lengths).flat_map(|(x, lengths)| split(normed(x), lengths));
     Ok(rows.collect())
 }
 
@@ -64,7 +66,7 @@ fn groups(ids: &[Vec<u32>]) -> Vec<&[Vec<u32>]> {
 }
 
 /// The rows of the embedding [1, tokens, D].
-fn embedded(files: &WeightFiles, name: &str, config: &Umt5Config, ids: &[Vec<u32>], device: &Device) -> Result<Tensor<3>> {
+fn embedded(files: &WeightFiles, name: &str, config: &Umt5Config, ids: &[Vec<u32>]) -> Result<Tensor<3>> {
     let dim = config.d_model;
     let mut values = Vec::new();
     for &id in ids.iter().flatten() {
@@ -76,7 +78,7 @@ fn embedded(files: &WeightFiles, name: &str, config: &Umt5Config, ids: &[Vec<u32
         values.extend(files.floats_of(name, id * dim..(id + 1) * dim)?);
     }
     let tokens = values.len() / dim;
-    Ok(Tensor::from_data(TensorData::new(values, [1, tokens, dim]), &device.clone().inner()))
+    Ok(Tensor::from_data(TensorData::new(values, [1, tokens, dim]), &Device::flex()))
 }
 
 /// x [1, sum of lengths, D] as one [n, D] per sequence, each with its own memory.
