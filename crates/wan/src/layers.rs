@@ -232,15 +232,3 @@ pub fn gelu_exact<const R: usize>(x: Tensor<R>) -> Tensor<R> {
     let phi = x.clone().mul_scalar(std::f64::consts::FRAC_1_SQRT_2).erf().add_scalar(1.0).mul_scalar(0.5);
     cast(x * phi, dtype)
 }
-
-/// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, the GELU of Wan and UMT5, written with one sigmoid; computed in f32.
-pub fn gelu_tanh<const R: usize>(x: Tensor<R>) -> Tensor<R> {
-    if ops::supports(&x) {
-        return ops::gelu_tanh(x);
-    }
-    let dtype = x.dtype();
-    let x = cast(x, DType::F32);
-    // 0.5 (1 + tanh(u)) = sigmoid(2u)
-    let inner = x.clone().powi_scalar(2).mul_scalar(0.044715).add_scalar(1.0) * x.clone();
-    cast(x * burn::tensor::activation::sigmoid(inner.mul_scalar(2.0 * (2.0 / std::f64::consts::PI).sqrt())), dtype)
-}

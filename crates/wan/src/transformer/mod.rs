@@ -18,8 +18,8 @@ mod tests;
 pub mod time;
 
 use crate::error::Result;
-use crate::layers::{Linear, LinearSite, cast, gelu_tanh, modulated_norm};
-use crate::ops::Modulation;
+use crate::layers::{Linear, LinearSite, cast, modulated_norm};
+use crate::ops::{Modulation, gelu_tanh};
 use crate::original::under_diffusers_names;
 use crate::param::{Param, ParamSet};
 use crate::text::PromptEmbeds;
