@@ -12,6 +12,7 @@ mod config;
 mod decoder;
 mod encoder;
 mod fast_conv;
+mod matrix_conv;
 mod pass;
 mod shortcut;
 mod tiling;
