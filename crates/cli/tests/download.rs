@@ -19,14 +19,24 @@ fn weights() -> Vec<u8> {
     (0..200_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// The server: what was asked for, and how often a connection is still to be cut in the middle of a file.
+/// Where the server moves small files to, as the hub does.
+const CACHED: &str = "/api/resolve-cache/models/Wan-AI/Tiny/";
+
+/// The server: what was asked for, how often a connection is still to be cut in the middle of a file, and how often it says that it is busy.
 struct Shared {
     files: BTreeMap<&'static str, (Vec<u8>, String)>,
     asked: Mutex<Vec<String>>,
     cuts: Mutex<usize>,
+    busy: Mutex<usize>,
+    /// Another host, where the bytes of large files are.
+    elsewhere: Option<String>,
 }
 
 fn serve(etag: &str, cuts: usize) -> (String, Arc<Shared>) {
+    serve_with(etag, cuts, 0, None)
+}
+
+fn serve_with(etag: &str, cuts: usize, busy: usize, elsewhere: Option<String>) -> (String, Arc<Shared>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let files = BTreeMap::from([
@@ -34,7 +44,7 @@ fn serve(etag: &str, cuts: usize) -> (String, Arc<Shared>) {
         ("transformer/diffusion_pytorch_model.safetensors", (weights(), etag.to_owned())),
         ("README.md", (b"not wanted".to_vec(), "cccc".to_owned())),
     ]);
-    let shared = Arc::new(Shared { files, asked: Mutex::default(), cuts: Mutex::new(cuts) });
+    let shared = Arc::new(Shared { files, asked: Mutex::default(), cuts: Mutex::new(cuts), busy: Mutex::new(busy), elsewhere });
     let own = Arc::clone(&shared);
     std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &own)));
     (url, shared)
@@ -60,10 +70,31 @@ fn answer(mut stream: TcpStream, shared: &Shared) {
         let body = format!("{{\"sha\": \"{COMMIT}\", \"siblings\": [{}]}}", list.join(","));
         return respond(&mut stream, "200 OK", "", body.as_bytes(), body.len());
     }
-    let Some((bytes, etag)) = path.strip_prefix(&format!("/Wan-AI/Tiny/resolve/{COMMIT}/")).and_then(|name| shared.files.get(name)) else {
+    let asked = path.strip_prefix(&format!("/Wan-AI/Tiny/resolve/{COMMIT}/"));
+    let Some((name, (bytes, etag))) = asked.or(path.strip_prefix(CACHED)).and_then(|name| shared.files.get_key_value(name)) else {
         return respond(&mut stream, "404 Not Found", "", b"", 0);
     };
+    {
+        let mut busy = shared.busy.lock().expect("not poisoned");
+        if *busy > 0 {
+            *busy -= 1;
+            return respond(&mut stream, "429 Too Many Requests", "retry-after: 1\r\n", b"slow down", 9);
+        }
+    }
     let etag = format!("etag: \"{etag}\"\r\n");
+    match (&shared.elsewhere, bytes.len() < 1000) {
+        // the length of the redirect is not that of the file
+        (_, true) if asked.is_some() => {
+            let moved = format!("location: {CACHED}{name}\r\netag: \"of the redirect\"\r\n");
+            return respond(&mut stream, "307 Temporary Redirect", &moved, if method == "HEAD" { b"" } else { b"moved away" }, 10);
+        }
+        (Some(host), false) => {
+            let about = etag.replace("etag", "x-linked-etag") + &format!("x-linked-size: {}\r\n", bytes.len());
+            let moved = format!("location: {host}{path}\r\n{about}");
+            return respond(&mut stream, "302 Found", &moved, if method == "HEAD" { b"" } else { b"moved away" }, 10);
+        }
+        _ => {}
+    }
     if method == "HEAD" {
         return respond(&mut stream, "200 OK", &etag, b"", bytes.len());
     }
@@ -115,6 +146,48 @@ fn a_model_is_fetched_as_python_lays_it_out_and_cut_connections_go_on() {
     // a second time nothing is fetched again
     assert!(download(&url, home.path(), "secret").status.success());
     assert_eq!(gets(&shared).len(), 4);
+}
+
+/// A host that has the weights, and is nobody's to be trusted with a token: what it was asked, with all headers.
+fn other_host() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let lines = BufReader::new(stream.try_clone().expect("a stream")).lines().map_while(Result::ok);
+            let request: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            own.lock().expect("not poisoned").push(request.join("\n"));
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", weights().len());
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&weights()));
+        }
+    });
+    (url, asked)
+}
+
+#[test]
+fn redirects_are_followed_and_the_token_stays_on_the_hub() {
+    let home = tempfile::tempdir().expect("folder");
+    let (host, seen) = other_host();
+    let (url, shared) = serve_with(ETAG, 0, 2, Some(host));
+    let start = std::time::Instant::now();
+    let output = download(&url, home.path(), "secret");
+    assert!(output.status.success(), "{}", message(&output));
+    assert!(start.elapsed().as_secs() >= 2, "a busy server says when to come back");
+    let snapshot = home.path().join("hub/models--Wan-AI--Tiny/snapshots").join(COMMIT);
+    // a small file: behind a redirect on the hub, which asks for the token again, and whose length is not the file's
+    assert_eq!(std::fs::read(snapshot.join("model_index.json")).expect("the file"), b"{}");
+    #[cfg(unix)]
+    assert_eq!(std::fs::read_link(snapshot.join("model_index.json")).expect("a link"), Path::new("../../blobs/aaaa"));
+    assert_eq!(std::fs::read(snapshot.join("transformer/diffusion_pytorch_model.safetensors")).expect("the file"), weights());
+    let asked = shared.asked.lock().expect("not poisoned").join("\n");
+    assert!(
+        asked.contains(&format!("HEAD {CACHED}model_index.json")) && asked.contains(&format!("GET {CACHED}model_index.json")),
+        "{asked}"
+    );
+    let seen = seen.lock().expect("not poisoned");
+    assert!(seen.len() == 1 && !seen[0].to_lowercase().contains("authorization") && !seen[0].contains("secret"), "{seen:?}");
 }
 
 #[test]

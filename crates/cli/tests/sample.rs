@@ -2,6 +2,8 @@
 
 #[path = "../../wan/tests/common/experts.rs"]
 mod experts;
+#[path = "../../wan/tests/common/folder.rs"]
+mod folder;
 
 use assert_cmd::Command;
 use std::collections::BTreeMap;
@@ -125,6 +127,30 @@ fn bad_input_gets_one_clear_message() {
         "error: prompt is `a\\u{7}b`: character 2 is the control character U+0007\nhint: remove it; was the text copied from a terminal or a binary file?\n"
     );
     assert!(!output.exists());
+}
+
+#[test]
+fn requests_and_adapters_are_checked_before_weights_are_read() {
+    let model = tempfile::tempdir().expect("temporary folder");
+    folder::copy(&golden_dir().join("wan-tiny"), model.path());
+    for part in ["transformer", "vae"] {
+        std::fs::write(model.path().join(part).join("diffusion_pytorch_model.safetensors"), [7_u8; 64]).expect("write");
+    }
+    let output = model.path().join("out.gif");
+    let with = |options: &[&str]| refused(sample_of(model.path(), &output).args(["--prompt", "snow"]).args(options));
+    assert!(with(&[]).contains("not a valid safetensors file"), "{}", with(&[]));
+    for (options, message) in [
+        (&["--max-sequence-length", "0"][..], "max_sequence_length is `0`"),
+        (&["--guidance-scale-2", "3"], "guidance_scale_2 is `3`"),
+        (&["--shift", "0"], "shift is `0`"),
+        (&["--image", "../crates/video/tests/fixtures/picture.png"], "image is `given`"),
+        (&["--lora", "nowhere"], "cannot read `nowhere`"),
+        (&["--lora", "lora/peft", "--lora-2", "lora/peft"], "the adapter is for a second transformer"),
+        (&["--lora", "pipeline.safetensors"], "belongs to no known LoRA layout"),
+    ] {
+        let told = with(options);
+        assert!(told.contains(message) && told.contains("hint: "), "{options:?}: {told}");
+    }
 }
 
 #[test]

@@ -153,7 +153,13 @@ impl ClipVision {
                 || name.ends_with("position_ids")
         };
         let unused: Vec<String> = files.names().filter(|name| is_unused(name)).map(str::to_owned).collect();
-        let w = Weights::from_files(files, device, DType::F32);
+        let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
+        let build = |w: Weights| Self::new(config.clone(), preprocessor.clone(), w, &unused);
+        files.check(&Weights::declared(build)?, &unused)?;
+        build(Weights::from_files(files, device, DType::F32))
+    }
+
+    fn new(config: ClipVisionConfig, preprocessor: Preprocessor, w: Weights, unused: &[&str]) -> Result<Self> {
         let vision = w.sub("vision_model");
         let (embeddings, dim, patch) = (vision.sub("embeddings"), config.hidden_size, config.patch_size);
         let encoder = Self {
@@ -165,7 +171,7 @@ impl ClipVision {
             preprocessor,
             config,
         };
-        w.finish(&unused.iter().map(String::as_str).collect::<Vec<_>>())?;
+        w.finish(unused)?;
         Ok(encoder)
     }
 

@@ -9,8 +9,9 @@
 
 use crate::config::read_json;
 use crate::error::{Error, Result};
+use crate::layers::LinearSite;
 use crate::lora::{self, AdapterFile, Lora};
-use crate::transformer::WanTransformer;
+use crate::transformer::{TransformerConfig, WanTransformer};
 use burn::tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -147,23 +148,12 @@ impl<'a> Experts<'a> {
         self.second.map(|second| second.boundary)
     }
 
-    /// Reads the adapters of the networks: `path` is that of the first; `second`, or `PATH/transformer_2` where that is a folder, that of the
-    /// second.
+    /// Reads adapters as [`read_adapters`] does, for these networks.
     ///
     /// # Errors
-    /// A file that is no adapter of the network; one for a second network that is not there.
+    /// As there.
     pub fn read_adapters(self, path: &Path, second: Option<&Path>) -> Result<Vec<AdapterFile>> {
-        let mut adapters = vec![lora::load(path, &self.first.linears)?];
-        let own: Option<PathBuf> = Some(path.join(SECOND)).filter(|own| own.is_dir());
-        match (self.second, second.map(Path::to_path_buf).or(own)) {
-            (Some(expert), Some(path)) => adapters.push(lora::load(&path, &expert.transformer.linears)?),
-            (None, Some(path)) => {
-                let hint = "give an adapter that was made for this model";
-                return Err(Error::invalid(path, "the adapter is for a second transformer, and the model has one", hint));
-            }
-            (_, None) => {}
-        }
-        Ok(adapters)
+        read_adapters(&self.networks().map(|network| network.linears.as_slice()).collect::<Vec<_>>(), path, second)
     }
 
     /// Puts adapters on the networks, in order.
@@ -178,6 +168,31 @@ impl<'a> Experts<'a> {
     pub fn detach(self) {
         self.networks().for_each(|network| Lora::detach(&network.linears));
     }
+}
+
+/// The linear layers of the networks in a model folder, in order, from their configs.
+///
+/// # Errors
+/// As [`Boundary::of_folder`] and [`TransformerConfig::load`].
+pub fn linear_sites(dir: &Path) -> Result<Vec<Vec<LinearSite>>> {
+    let folders = [Some("transformer"), Boundary::of_folder(dir)?.map(|_| SECOND)];
+    let sites = |folder| WanTransformer::sites(TransformerConfig::load(&dir.join(folder).join("config.json"))?);
+    folders.into_iter().flatten().map(sites).collect()
+}
+
+/// Reads the adapters of networks with the given linear layers: `path` is that of the first; `second`, or `PATH/transformer_2` where that is
+/// a folder, that of the second.
+///
+/// # Errors
+/// A file that is no adapter of the network; one for a second network that is not there.
+pub fn read_adapters<S: AsRef<[LinearSite]>>(networks: &[S], path: &Path, second: Option<&Path>) -> Result<Vec<AdapterFile>> {
+    let own: Option<PathBuf> = Some(path.join(SECOND)).filter(|own| own.is_dir());
+    let paths = [Some(path.to_path_buf()), second.map(Path::to_path_buf).or(own)];
+    if let (1, [_, Some(path)]) = (networks.len(), &paths) {
+        let hint = "give an adapter that was made for this model";
+        return Err(Error::invalid(path, "the adapter is for a second transformer, and the model has one", hint));
+    }
+    paths.into_iter().flatten().zip(networks).map(|(path, sites)| lora::load(&path, sites.as_ref())).collect()
 }
 
 #[cfg(test)]

@@ -36,10 +36,18 @@ pub struct LinearSite {
     pub in_features: usize,
     /// Output features.
     pub out_features: usize,
+    /// What the inputs are of a layer that is stored as a convolution: [c, kt, kh, kw]; of all others `[in]`.
+    pub kernel: Vec<usize>,
     cell: AdapterCell,
 }
 
 impl LinearSite {
+    /// Shapes of A and B as files have them: [rank, in] and [out, rank], of a convolution [rank, c, kt, kh, kw] and [out, rank, 1, 1, 1].
+    pub fn adapter_shapes(&self, rank: usize) -> [Vec<usize>; 2] {
+        let ones = std::iter::repeat_n(1, self.kernel.len() - 1);
+        [[&[rank], self.kernel.as_slice()].concat(), [self.out_features, rank].into_iter().chain(ones).collect()]
+    }
+
     /// Puts an adapter on the layer, or takes it off.
     pub fn set_adapter(&self, adapter: Option<Adapter>) {
         *self.cell.write().unwrap_or_else(PoisonError::into_inner) = adapter;
@@ -72,28 +80,28 @@ impl Linear {
         Self::build(w, w.param("weight", [out_features, in_features], init), None)
     }
 
-    /// A layer with bias and another initialisation of the weight.
-    pub fn new_with_init(w: &Weights, in_features: usize, out_features: usize, init: Init) -> Self {
-        let bias = w.param("bias", [out_features], Init::Zeros);
-        Self::build(w, w.param("weight", [out_features, in_features], init), Some(bias))
-    }
-
     /// A layer whose weight is stored as that of a convolution [out, c, kt, kh, kw] with stride = kernel.
     pub fn from_conv(w: &Weights, [out, c, kt, kh, kw]: [usize; 5]) -> Self {
         let bias = w.param("bias", [out], Init::Zeros);
         let weight = w.param("weight", [out, c, kt, kh, kw], Init::FanIn).flatten_rows();
-        Self::build(w, weight, Some(bias))
+        Self::of_kernel(w, weight, Some(bias), vec![c, kt, kh, kw])
     }
 
     /// The same without bias, of a convolution of images [out, c, kh, kw].
     pub fn from_image_conv(w: &Weights, [out, c, kh, kw]: [usize; 4]) -> Self {
-        Self::build(w, w.param("weight", [out, c, kh, kw], Init::FanIn).flatten_rows(), None)
+        let weight = w.param("weight", [out, c, kh, kw], Init::FanIn).flatten_rows();
+        Self::of_kernel(w, weight, None, vec![c, kh, kw])
     }
 
     fn build(w: &Weights, weight: Param<2>, bias: Option<Param<1>>) -> Self {
+        let inputs = weight.shape()[1];
+        Self::of_kernel(w, weight, bias, vec![inputs])
+    }
+
+    fn of_kernel(w: &Weights, weight: Param<2>, bias: Option<Param<1>>, kernel: Vec<usize>) -> Self {
         let adapter = AdapterCell::default();
         let [out_features, in_features] = weight.shape();
-        w.register_linear(LinearSite { name: w.prefix().to_owned(), in_features, out_features, cell: adapter.clone() });
+        w.register_linear(LinearSite { name: w.prefix().to_owned(), in_features, out_features, kernel, cell: adapter.clone() });
         Self { weight, bias, adapter }
     }
 
@@ -122,7 +130,7 @@ fn adapted_linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, adap
     }
     if let Some(LowRank { a, b, scale }) = adapter {
         let low = cast(x, a.dtype()).matmul(a.transpose()).matmul(b.transpose()).mul_scalar(scale);
-        y = y.clone() + cast(low, y.dtype());
+        y = y + cast(low, dtype);
     }
     y
 }
@@ -223,16 +231,4 @@ pub fn gelu_exact<const R: usize>(x: Tensor<R>) -> Tensor<R> {
     let x = cast(x, DType::F32);
     let phi = x.clone().mul_scalar(std::f64::consts::FRAC_1_SQRT_2).erf().add_scalar(1.0).mul_scalar(0.5);
     cast(x * phi, dtype)
-}
-
-/// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, the GELU of Wan and UMT5, written with one sigmoid; computed in f32.
-pub fn gelu_tanh<const R: usize>(x: Tensor<R>) -> Tensor<R> {
-    if ops::supports(&x) {
-        return ops::gelu_tanh(x);
-    }
-    let dtype = x.dtype();
-    let x = cast(x, DType::F32);
-    // 0.5 (1 + tanh(u)) = sigmoid(2u)
-    let inner = x.clone().powi_scalar(2).mul_scalar(0.044715).add_scalar(1.0) * x.clone();
-    cast(x * burn::tensor::activation::sigmoid(inner.mul_scalar(2.0 * (2.0 / std::f64::consts::PI).sqrt())), dtype)
 }

@@ -104,6 +104,18 @@ impl<const D: usize> Param<D> {
     }
 }
 
+impl Param<2> {
+    /// A slot of any rank seen as a matrix [first axis, all others].
+    ///
+    /// # Panics
+    /// If the slot is a scalar.
+    pub fn matrix(slot: Arc<Slot>) -> Self {
+        let (rows, others) = slot.shape.split_first().unwrap_or_else(|| panic!("`{}` is a scalar", slot.name));
+        let shape = [*rows, others.iter().product()];
+        Self { slot, shape }
+    }
+}
+
 /// All weights of a model (or of an adapter), flat and in declaration order.
 #[derive(Debug, Clone, Default)]
 pub struct ParamSet {

@@ -10,7 +10,7 @@ use crate::text::{WORD_TOKENIZER_CONFIG_JSON, word_tokenizer_json};
 use crate::transformer::{TransformerConfig, WanTransformer};
 use crate::umt5::{Umt5Config, Umt5Encoder};
 use crate::vae::{AutoencoderKlWan, VaeConfig};
-use crate::weights::{Declared, Init, Weights, initial_values, name_id, write_atomically, write_streamed};
+use crate::weights::{Declared, Init, Weights, header, initial_values, name_id, pt_metadata, write_atomically, write_streamed};
 use burn::tensor::DType;
 use grpo::random::{Key, Purpose};
 use rayon::prelude::*;
@@ -125,8 +125,9 @@ impl RandomModel {
         };
         let mut weight_map = Map::new();
         for (i, shard) in shards.iter().enumerate() {
+            let places = shard.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
             write_streamed(&dir.join(name(i)), |file| {
-                file.write_all(&header(shard))?;
+                file.write_all(&header("BF16", 2, places, Some(pt_metadata())))?;
                 shard.iter().try_for_each(|tensor| write_values(file, tensor, [self.seed, network], progress))
             })?;
             weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), Value::from(name(i)))));
@@ -179,21 +180,6 @@ fn cut(tensors: &[Declared], limit: u64) -> Vec<&[Declared]> {
     }
     shards.push(&tensors[start..]);
     shards
-}
-
-/// A safetensors header: its length, then names, shapes and places, padded to 8 bytes.
-fn header(tensors: &[Declared]) -> Vec<u8> {
-    let mut entries = Map::new();
-    entries.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut from = 0;
-    for tensor in tensors {
-        let to = from + bytes(tensor);
-        entries.insert(tensor.name.clone(), json!({ "dtype": "BF16", "shape": tensor.shape, "data_offsets": [from, to] }));
-        from = to;
-    }
-    let mut text = Value::Object(entries).to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(8), b' ');
-    [(text.len() as u64).to_le_bytes().as_slice(), &text].concat()
 }
 
 /// Values drawn from one key.

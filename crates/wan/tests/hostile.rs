@@ -119,6 +119,39 @@ fn spoiled_configs_are_errors() {
     assert!(refused > 60, "{refused} refused");
 }
 
+/// Sizes that no file justifies: known from the header, before anything of them is made.
+#[test]
+fn a_config_beyond_its_weights_allocates_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    copy(&golden().join("wan-tiny"), folder.path());
+    let edit = |file: &str, sizes: &[(&str, Value)]| {
+        let path = folder.path().join(file);
+        let mut json: Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("config")).expect("JSON");
+        sizes.iter().for_each(|(key, size)| json[*key] = size.clone());
+        std::fs::write(&path, json.to_string()).expect("write");
+    };
+    let (most, device) = (1 << 20, Device::flex());
+    let transformer = || wan::transformer::WanTransformer::load(&folder.path().join("transformer"), &device, DType::F32).map(drop);
+    let vae = || wan::vae::AutoencoderKlWan::load(&folder.path().join("vae"), &device, DType::F32).map(drop);
+    let text = || wan::umt5::Umt5Encoder::load(&folder.path().join("text_encoder"), &device, DType::F32).map(drop);
+    let refused = |opened: wan::Result<()>| opened.expect_err("refused").to_string();
+    edit("transformer/config.json", &[("num_attention_heads", json!(1024)), ("attention_head_dim", json!(most)), ("ffn_dim", json!(most))]);
+    let message = refused(transformer());
+    assert!(message.contains("patch_embedding.weight: expected [1073741824, 16, 1, 2, 2], got"), "{message}");
+    edit("transformer/config.json", &[("num_layers", json!(1024))]);
+    let message = refused(transformer());
+    assert!(message.contains("blocks.2.scale_shift_table"), "{message}");
+    edit("transformer/config.json", &[("patch_size", json!([most, most, most]))]);
+    let message = refused(transformer());
+    assert!(message.contains("`patch_size` is [1048576, 1048576, 1048576]"), "{message}");
+    edit("vae/config.json", &[("base_dim", json!(most))]);
+    let message = refused(vae());
+    assert!(message.contains("conv1.weight: expected [1048576, 1048576, 3, 3, 3], got"), "{message}");
+    edit("text_encoder/config.json", &[("d_model", json!(most)), ("d_ff", json!(most))]);
+    let message = refused(text());
+    assert!(message.contains(", 1048576], got"), "{message}");
+}
+
 #[test]
 fn spoiled_tokenizers_are_errors() {
     let folder = tempfile::tempdir().expect("folder");

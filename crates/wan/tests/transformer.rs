@@ -9,7 +9,7 @@ use common::{Golden, assert_close, golden_dir, relative_error};
 use wan::lora::{self, Lora, LoraConfig, LoraInit};
 use wan::text::PromptEmbeds;
 use wan::transformer::{TransformerConfig, WanTransformer, time};
-use wan::weights::to_floats;
+use wan::weights::{WeightFiles, to_floats, write_safetensors};
 
 /// rel = max|a-b| / max|ref|, for forward passes in f32 (golden/README.md).
 const FORWARD: f64 = 5e-6;
@@ -194,6 +194,93 @@ fn matches_reference_lora_layouts() {
     for path in ["peft", "diffusers", "comfyui.safetensors"] {
         assert_close(&inputs, "out.sample", run(&folder.path().join(path)), FORWARD);
     }
+}
+
+/// PEFT and diffusers put a convolution on a convolution: the patches are one in the file, though not in the network.
+#[test]
+fn an_adapter_of_the_patches_has_the_shapes_of_a_convolution() {
+    let (inputs, model) = (Golden::open("transformer_lora_grads"), load("wan-tiny/transformer", DType::F32));
+    let text = PromptEmbeds::from_padded(inputs.tensor("in.encoder_hidden_states"));
+    let sinusoids = reference_sinusoids(&inputs.values("in.timestep"), 2);
+    let run =
+        || to_floats(model.forward_from_sinusoids(inputs.tensor("in.hidden_states"), sinusoids.clone(), &model.text_context(&text, false)));
+    let without = run();
+    let config = LoraConfig { target_modules: vec!["patch_embedding".into(), "to_q".into()], ..lora_config() };
+    let lora = Lora::attach(&model.linears, &config, 0, &device()).expect("attach");
+    for slot in lora.params.iter().filter(|slot| slot.name.contains("lora_B")) {
+        let count = slot.shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|i| (i as f32).sin() / 10.0).collect();
+        slot.set_value(Tensor::from_data(TensorData::new(values, [count]), &device()));
+    }
+    let with = run();
+    assert!(relative_error(&with, &without) > 1e-3);
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    lora::save_peft(&lora, &path("peft")).expect("peft");
+    lora::save_diffusers(&lora, &path("diffusers")).expect("diffusers");
+    lora::save_comfyui(&lora, &path("comfyui.safetensors")).expect("comfyui");
+    let files = WeightFiles::open_file(&path("peft/adapter_model.safetensors")).expect("file");
+    let dim = model.config.dim();
+    for (end, shape) in [("A", vec![4, 16, 1, 2, 2]), ("B", vec![dim, 4, 1, 1, 1])] {
+        assert_eq!(files.shape(&format!("base_model.model.patch_embedding.lora_{end}.weight")), Some(shape));
+    }
+    // flat, as files of other programs may have it
+    let flat = files.names().map(|name| {
+        let (shape, values) = (files.shape(name).expect("shape"), files.floats(name).expect("values"));
+        (name.to_owned(), (vec![shape[0], shape[1..].iter().product()], values))
+    });
+    std::fs::create_dir(path("flat")).expect("folder");
+    write_safetensors(&path("flat/adapter_model.safetensors"), &flat.collect(), None).expect("written");
+    std::fs::copy(path("peft/adapter_config.json"), path("flat/adapter_config.json")).expect("copied");
+    for name in ["peft", "diffusers", "comfyui.safetensors", "flat"] {
+        Lora::detach(&model.linears);
+        let file = lora::load(&path(name), &model.linears).unwrap_or_else(|e| panic!("{e}"));
+        file.attach(&model.linears, &device()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(run(), with, "{name}");
+    }
+}
+
+/// The same adapter, its scale told in other ways; and one layer of lower rank.
+#[test]
+fn an_adapter_has_the_scale_that_its_config_says() {
+    let (inputs, model) = (Golden::open("transformer_lora_grads"), load("wan-tiny/transformer", DType::F32));
+    let text = PromptEmbeds::from_padded(inputs.tensor("in.encoder_hidden_states"));
+    let sinusoids = reference_sinusoids(&inputs.values("in.timestep"), 2);
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (config, weights) = (folder.path().join("adapter_config.json"), folder.path().join("adapter_model.safetensors"));
+    let original = golden_dir().join("lora/peft");
+    std::fs::copy(original.join("adapter_model.safetensors"), &weights).expect("copied");
+    let text_of = std::fs::read_to_string(original.join("adapter_config.json")).expect("config");
+    let run = |changes: serde_json::Value| {
+        let mut json: serde_json::Value = serde_json::from_str(&text_of).expect("JSON");
+        changes.as_object().expect("changes").iter().for_each(|(key, value)| json[key] = value.clone());
+        std::fs::write(&config, json.to_string()).expect("written");
+        Lora::detach(&model.linears);
+        lora::load(folder.path(), &model.linears).and_then(|file| file.attach(&model.linears, &device())).unwrap_or_else(|e| panic!("{e}"));
+        model.forward_from_sinusoids(inputs.tensor("in.hidden_states"), sinusoids.clone(), &model.text_context(&text, false))
+    };
+    // rank 4, alpha 8
+    assert_close(&inputs, "out.sample", run(serde_json::json!({ "lora_alpha": 4, "use_rslora": true })), FORWARD);
+    let patterns =
+        serde_json::json!({ "attn1.to_q": 8, "to_k": 8, "to_v": 8, "^blocks.0.attn2.to_q": 8, "blocks.1.attn2.to_q": 8, "to_out.0": 8 });
+    assert_close(&inputs, "out.sample", run(serde_json::json!({ "lora_alpha": 1, "alpha_pattern": patterns })), FORWARD);
+    let other = run(serde_json::json!({ "lora_alpha": 8, "alpha_pattern": { "to_q": 1 } }));
+    assert!(relative_error(&to_floats(other), &inputs.values("out.sample")) > 1e-4);
+
+    // rank 4 written as rank 6 with zeros, in one layer
+    let files = WeightFiles::open_file(&original.join("adapter_model.safetensors")).expect("file");
+    let mut tensors: std::collections::BTreeMap<String, (Vec<usize>, Vec<f32>)> =
+        files.names().map(|name| (name.to_owned(), (files.shape(name).expect("shape"), files.floats(name).expect("values")))).collect();
+    let layer = "base_model.model.blocks.1.attn1.to_v";
+    let (shape, a) = tensors.get_mut(&format!("{layer}.lora_A.weight")).expect("A");
+    a.resize(6 * shape[1], 0.0);
+    shape[0] = 6;
+    let (shape, b) = tensors.get_mut(&format!("{layer}.lora_B.weight")).expect("B");
+    *b = b.chunks(4).flat_map(|row| [row, &[0.0; 2]].concat()).collect();
+    shape[1] = 6;
+    write_safetensors(&weights, &tensors, None).expect("written");
+    let changes = serde_json::json!({ "rank_pattern": { "blocks.1.attn1.to_v": 6 }, "alpha_pattern": { "blocks.1.attn1.to_v": 12 } });
+    assert_close(&inputs, "out.sample", run(changes), FORWARD);
 }
 
 #[test]

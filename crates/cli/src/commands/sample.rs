@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use train::first_frames::start;
 use video::Frames;
 use wan::clip::{ClipVisionConfig, IMAGE_ENCODER};
+use wan::experts::{linear_sites, read_adapters};
 use wan::image::StartImage;
 use wan::pipeline::{Sample, SampleRequest, WanPipeline};
 use wan::solver::SolverKind;
@@ -139,8 +140,10 @@ impl GridName {
 /// Bad input, or a file that cannot be written.
 pub fn run(args: &SampleArgs) -> Result<()> {
     check_outputs(args)?;
-    let request = request(args)?;
-    let pipeline = load(args)?;
+    let model = wan::hub::resolve(&args.model)?;
+    let request = request(args, &model)?;
+    WanPipeline::check_request(&model, &request)?;
+    let pipeline = load(args, &model)?;
     let bar = progress::bar("denoising", args.num_inference_steps);
     let sample = pipeline.sample(&request, &mut |done, total| {
         bar.set_length(total as u64);
@@ -163,9 +166,9 @@ fn check_outputs(args: &SampleArgs) -> Result<()> {
     Ok(())
 }
 
-fn request(args: &SampleArgs) -> Result<SampleRequest> {
+fn request(args: &SampleArgs, model: &Path) -> Result<SampleRequest> {
     Ok(SampleRequest {
-        image: args.image.as_deref().map(|path| start_image(args, path)).transpose()?,
+        image: args.image.as_deref().map(|path| start_image(args, model, path)).transpose()?,
         prompt: args.prompt.clone(),
         negative_prompt: args.negative_prompt.clone(),
         height: args.height,
@@ -184,10 +187,9 @@ fn request(args: &SampleArgs) -> Result<SampleRequest> {
 }
 
 /// A picture as the model wants it.
-fn start_image(args: &SampleArgs, path: &Path) -> Result<StartImage> {
+fn start_image(args: &SampleArgs, model: &Path, path: &Path) -> Result<StartImage> {
     let picture = video::Picture::read(path)?;
-    let model = wan::hub::resolve(&args.model)?;
-    let encoder = if model.join(IMAGE_ENCODER).is_dir() { Some(ClipVisionConfig::of_folder(&model)?) } else { None };
+    let encoder = if model.join(IMAGE_ENCODER).is_dir() { Some(ClipVisionConfig::of_folder(model)?) } else { None };
     ensure!((1..=16384).contains(&args.height) && (1..=16384).contains(&args.width), "no video has {}x{} pixels", args.width, args.height);
     Ok(start(&picture, args.height, args.width, encoder.map(|encoder| encoder.image_size), &Device::flex()))
 }
@@ -207,16 +209,17 @@ fn read_latents(path: &Path) -> Result<Tensor<5>> {
     Ok(Tensor::from_data(TensorData::new(values, shape), &Device::flex()))
 }
 
-/// The model with its adapter, if any.
-fn load(args: &SampleArgs) -> Result<WanPipeline> {
+/// The model with its adapter, if any; that is read first, because it is small.
+fn load(args: &SampleArgs, model: &Path) -> Result<WanPipeline> {
+    let adapters = match &args.lora {
+        Some(path) => read_adapters(&linear_sites(model)?, path, args.lora_2.as_deref())?,
+        None => Vec::new(),
+    };
     let device = args.device.open()?;
     let spinner = progress::spinner("loading");
-    let mut pipeline = WanPipeline::load(&wan::hub::resolve(&args.model)?, &device, args.precision.dtype())?;
+    let mut pipeline = WanPipeline::load(model, &device, args.precision.dtype())?;
     pipeline.vae.tiling = args.vae_tiling.then(Tiling::default);
-    if let Some(path) = &args.lora {
-        let adapters = pipeline.experts().read_adapters(path, args.lora_2.as_deref())?;
-        pipeline.experts().attach(adapters, &device)?;
-    }
+    pipeline.experts().attach(adapters, &device)?;
     spinner.finish_and_clear();
     Ok(pipeline)
 }

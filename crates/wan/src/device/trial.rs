@@ -2,6 +2,8 @@
 
 use super::{Backend, OpenDevice, cpu, guarded};
 use crate::error::{Error, Result};
+use crate::lora::{Lora, LoraConfig, LoraInit};
+use crate::param::ParamSet;
 use crate::text::PromptEmbeds;
 use crate::transformer::attention::is_fused;
 use crate::transformer::{TransformerConfig, WanTransformer};
@@ -23,18 +25,18 @@ pub struct Trial {
     pub first: Duration,
     /// The second pass.
     pub second: Duration,
-    /// With frozen weights in half precision, if the device has it.
+    /// An adapter on frozen weights in half precision, if the device has it.
     pub half: Option<Half>,
 }
 
-/// A pass with weights and activations of bf16, or of f16 where there is no bf16.
+/// A pass with frozen weights and activations of bf16, or of f16 where there is no bf16; an adapter in f32 is what is trained.
 #[derive(Debug, Clone, Copy)]
 pub struct Half {
     /// Which.
     pub dtype: DType,
     /// As [`Trial::velocity`]: against f32 on the CPU.
     pub velocity: f64,
-    /// As [`Trial::gradients`].
+    /// As [`Trial::gradients`], of the adapter.
     pub gradients: f64,
     /// Whether attention is a fused kernel's.
     pub fused: bool,
@@ -65,40 +67,64 @@ pub fn tolerance(backend: Backend) -> f64 {
 /// # Errors
 /// The reason why the device did not get through.
 pub fn try_device(open: &OpenDevice) -> Result<Trial, String> {
-    let (expected, _) = pass(&cpu().device, DType::F32).map_err(|error| error.to_string())?;
+    let expected = |trained| pass(&cpu().device, DType::F32, trained).map_err(|error| error.to_string());
+    let [(expected, _), (expected_of_adapter, _)] = [expected(Trained::All)?, expected(Trained::Adapter)?];
     let dtype = [DType::BF16, DType::F16].into_iter().find(|dtype| open.device.supports_dtype(*dtype));
     let run = || -> Result<_> {
-        let [first, second] = [pass(&open.device, DType::F32)?, pass(&open.device, DType::F32)?];
-        Ok((first, second, dtype.map(|dtype| Ok::<_, Error>((dtype, pass(&open.device, dtype)?.0))).transpose()?))
+        let [first, second] = [pass(&open.device, DType::F32, Trained::All)?, pass(&open.device, DType::F32, Trained::All)?];
+        let half = dtype.map(|dtype| Ok::<_, Error>((dtype, pass(&open.device, dtype, Trained::Adapter)?.0)));
+        Ok((first, second, half.transpose()?))
     };
     let ((got, first), (_, second), half) = guarded(run)?.map_err(|error| error.to_string())?;
     let tolerance = match open.choice {
         super::DeviceChoice::Of(backend, _) => tolerance(backend),
         super::DeviceChoice::Auto => tolerance(Backend::Cpu),
     };
-    let deviations = |got: &[Vec<f32>; 2]| [0, 1].map(|i| deviation(&got[i], &expected[i]));
+    let deviations = |got: &[Vec<f32>; 2], expected: &[Vec<f32>; 2]| [0, 1].map(|i| deviation(&got[i], &expected[i]));
     let half = half.map(|(dtype, got)| {
-        let [velocity, gradients] = deviations(&got);
+        let [velocity, gradients] = deviations(&got, &expected_of_adapter);
         let [heads, d] = [config().num_attention_heads, config().attention_head_dim];
         let fused = is_fused(&Tensor::zeros([2, heads, TOKENS, d], (&open.device, dtype)), None);
         Half { dtype, velocity, gradients, fused }
     });
-    let [velocity, gradients] = deviations(&got);
+    let [velocity, gradients] = deviations(&got, &expected);
     Ok(Trial { velocity, gradients, tolerance, first, second, half })
 }
 
-/// The velocity of a batch of two, and the gradients of all weights; how long it took to have them on the CPU.
-fn pass(device: &Device, dtype: DType) -> Result<([Vec<f32>; 2], Duration)> {
-    let model = WanTransformer::new(config(), Weights::random(1, device), dtype)?;
-    model.params.set_trainable(true);
+/// What has gradients.
+#[derive(Debug, Clone, Copy)]
+enum Trained {
+    All,
+    Adapter,
+}
+
+/// The velocity of a batch of two, and the gradients of what is trained; how long it took to have them on the CPU.
+fn pass(device: &Device, dtype: DType, trained: Trained) -> Result<([Vec<f32>; 2], Duration)> {
+    let model = WanTransformer::new(config(), Weights::random_as(1, device, dtype), dtype)?;
+    let params = match trained {
+        Trained::All => model.params.clone(),
+        Trained::Adapter => adapter(&model, device)?,
+    };
+    params.set_trainable(true);
     let start = Instant::now();
     let embeds = normals(1, [2, TEXT_ROWS, model.config.text_dim], device);
     let text = PromptEmbeds { embeds, lengths: vec![TEXT_ROWS; 2], padded_length: 2 * TEXT_ROWS };
     let latents: Tensor<5> = normals(2, [2, model.config.in_channels, 2, 16, 18], device);
     let velocity = model.forward(latents.clone().autodiff(), &[900.0, 300.0], &model.text_context(&text, true));
     let gradients = (velocity.clone() * latents.autodiff()).sum().backward();
-    let of_all = model.params.iter().filter_map(|slot| slot.leaf().grad(&gradients)).flat_map(to_floats).collect();
+    let of_all = params.iter().filter_map(|slot| slot.leaf().grad(&gradients)).flat_map(to_floats).collect();
     Ok(([to_floats(velocity.inner()), of_all], start.elapsed()))
+}
+
+/// An adapter on every layer, with a B that is not zero.
+fn adapter(model: &WanTransformer, device: &Device) -> Result<ParamSet> {
+    let target_modules = model.linears.iter().map(|site| site.name.clone()).collect();
+    let config = LoraConfig { rank: 4, alpha: 4.0, target_modules, init: LoraInit::Kaiming };
+    let params = Lora::attach(&model.linears, &config, 1, device)?.params;
+    for (index, slot) in params.iter().enumerate().skip(1).step_by(2) {
+        slot.set_value(normals::<1>(index as u64, [slot.shape.iter().product()], device).mul_scalar(0.02));
+    }
+    Ok(params)
 }
 
 const TEXT_ROWS: usize = 5;
@@ -109,7 +135,7 @@ fn config() -> TransformerConfig {
     TransformerConfig {
         patch_size: [1, 2, 2],
         num_attention_heads: 2,
-        attention_head_dim: 32,
+        attention_head_dim: 128, // as all of Wan: kernels are chosen by it
         in_channels: 16,
         out_channels: 16,
         text_dim: 32,

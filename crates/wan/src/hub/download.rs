@@ -16,8 +16,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
-use ureq::Agent;
-use ureq::http::{HeaderMap, StatusCode};
+use ureq::http::{HeaderMap, Response, StatusCode, Uri};
+use ureq::{Agent, Body};
 
 /// Folders of a model in the diffusers layout whose files are fetched; the files beside them are, too.
 const PARTS: [&str; 8] =
@@ -26,9 +26,14 @@ const PARTS: [&str; 8] =
 /// Kinds of files that are read; nothing that is executed when it is loaded.
 const KINDS: [&str; 4] = ["json", "safetensors", "txt", "model"];
 
-/// Attempts at a file, each from where the one before it was cut off; the waits between them double.
+/// Attempts in a row that bring nothing, each from where the one before it was cut off; the waits between them double.
 const ATTEMPTS: u32 = 6;
 const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// The longest wait that a server may ask for: hubs count requests in windows of five minutes.
+const LONGEST_DELAY: Duration = Duration::from_secs(330);
+
+/// Redirects that are followed on the hub itself.
+const MAX_REDIRECTS: usize = 10;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -63,6 +68,13 @@ pub struct Hub {
 struct Remote {
     etag: String,
     size: u64,
+}
+
+/// What is asked of a server.
+#[derive(Debug, Clone, Copy)]
+enum Ask {
+    About,
+    Bytes { from: u64 },
 }
 
 #[derive(Deserialize)]
@@ -135,17 +147,48 @@ impl Hub {
         config.build().into()
     }
 
-    fn authorised<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
-        match &self.token {
-            // not sent on to another host that the answer names: ureq drops it when it is redirected
-            Some(token) => request.header("authorization", format!("Bearer {token}")),
-            None => request,
+    /// The answer about `url`. A server that is busy is asked again, when it says so or after a while.
+    fn ask(&self, agent: &Agent, url: &str, what: Ask) -> Result<Response<Body>> {
+        let mut attempt = 0;
+        loop {
+            let answer = self.follow(agent, url, what).map_err(|e| unreachable(url, &e))?;
+            attempt += 1;
+            if !is_passing(answer.status()) || attempt == ATTEMPTS {
+                return Ok(answer);
+            }
+            let wanted = text_of(answer.headers(), "retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+            std::thread::sleep(wanted.map_or(FIRST_DELAY * (1 << attempt), |wanted| wanted.min(LONGEST_DELAY)));
         }
+    }
+
+    /// Small files are behind a redirect to another path of the hub, large ones behind one to another host. The token is sent to the hub and
+    /// nowhere else; another host is asked for bytes only, because what the hub says of a file is on its own answer.
+    fn follow(&self, agent: &Agent, url: &str, what: Ask) -> Result<Response<Body>, ureq::Error> {
+        let request = |at: &str| match what {
+            Ask::About => agent.head(at).header("accept-encoding", "identity"),
+            Ask::Bytes { from: 0 } => agent.get(at).header("accept-encoding", "identity"),
+            Ask::Bytes { from } => agent.get(at).header("accept-encoding", "identity").header("range", format!("bytes={from}-")),
+        };
+        let mut at = url.to_owned();
+        for _ in 0..MAX_REDIRECTS {
+            let mut asked = request(&at);
+            if let Some(token) = &self.token {
+                asked = asked.header("authorization", format!("Bearer {token}"));
+            }
+            let answer = asked.config().max_redirects(0).build().call()?;
+            let to = text_of(answer.headers(), "location").filter(|_| answer.status().is_redirection());
+            match (to.and_then(|to| resolved(&at, to)), what) {
+                (Some(next), _) if origin(&next).is_some() && origin(&next) == origin(&self.endpoint) => at = next,
+                (Some(elsewhere), Ask::Bytes { .. }) => return request(&elsewhere).call(),
+                _ => return Ok(answer),
+            }
+        }
+        Err(ureq::Error::TooManyRedirects)
     }
 
     fn revision(&self, agent: &Agent, id: &HubId<'_>) -> Result<Revision> {
         let url = format!("{}/api/models/{}/{}/revision/{}", self.endpoint, id.organisation, id.name, id.revision.replace('/', "%2F"));
-        let mut answer = self.authorised(agent.get(&url)).call().map_err(|e| unreachable(&url, &e))?;
+        let mut answer = self.ask(agent, &url, Ask::Bytes { from: 0 })?;
         check_status(&url, answer.status())?;
         let text = answer.body_mut().read_to_string().map_err(|e| unreachable(&url, &e))?;
         let revision: Revision =
@@ -157,16 +200,17 @@ impl Hub {
     }
 
     fn remote(&self, agent: &Agent, url: &str) -> Result<Remote> {
-        // large files are elsewhere: what the redirection says is about them
-        let request = self.authorised(agent.head(url)).config().max_redirects(0).build();
-        let answer = request.call().map_err(|e| unreachable(url, &e))?;
-        if !answer.status().is_redirection() {
+        let answer = self.ask(agent, url, Ask::About)?;
+        let moved = answer.status().is_redirection();
+        if !moved {
             check_status(url, answer.status())?;
         }
-        let header = |names: [&str; 2]| names.iter().find_map(|name| text_of(answer.headers(), name));
-        let etag = header(["x-linked-etag", "etag"]).map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
+        let header = |names: &[&str]| names.iter().find_map(|name| text_of(answer.headers(), name));
+        let etag = header(&["x-linked-etag", "etag"]).map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
         let etag = etag.filter(|etag| !etag.is_empty() && etag.len() <= 128 && etag.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'));
-        let size = header(["x-linked-size", "content-length"]).and_then(|size| size.parse().ok());
+        // the length of a redirect is its own
+        let sizes: &[&str] = if moved { &["x-linked-size"] } else { &["x-linked-size", "content-length"] };
+        let size = header(sizes).and_then(|size| size.parse().ok());
         match (etag, size) {
             (Some(etag), Some(size)) => Ok(Remote { etag, size }),
             _ => Err(Error::invalid(url, "the answer does not say `etag` and size", PROTOCOL)),
@@ -181,10 +225,17 @@ impl Hub {
         if file.try_lock().is_err() {
             return Err(Error::invalid(&path, "another process is fetching it", "wait for that one, then start again"));
         }
-        let mut attempt = 0;
-        while file.metadata().map_err(wrap)?.len() != remote.size {
+        let length = |file: &File| file.metadata().map(|file| file.len()).map_err(wrap);
+        let (mut attempt, mut most) = (0, length(&file)?);
+        if most > remote.size {
+            file.set_len(0).map_err(wrap)?; // of another file
+            most = 0;
+        }
+        while length(&file)? != remote.size {
             let Some(cut) = self.append(agent, url, remote.size, &mut file, told)? else { break };
-            attempt += 1;
+            let have = length(&file)?;
+            attempt = if have > most { 0 } else { attempt + 1 };
+            most = most.max(have);
             if attempt == ATTEMPTS {
                 return Err(cut);
             }
@@ -199,18 +250,12 @@ impl Hub {
     fn append(&self, agent: &Agent, url: &str, size: u64, file: &mut File, told: &mut dyn FnMut(u64)) -> Result<Option<Error>> {
         let wrap = |e| Error::write(url, e);
         let mut have = file.metadata().map_err(wrap)?.len();
-        let mut request = self.authorised(agent.get(url));
-        if have > 0 {
-            request = request.header("range", format!("bytes={have}-"));
-        }
-        let answer = match request.call() {
+        let answer = match self.ask(agent, url, Ask::Bytes { from: have }) {
             Ok(answer) => answer,
-            Err(e) => return Ok(Some(unreachable(url, &e))),
+            Err(cut) => return Ok(Some(cut)),
         };
         let status = answer.status();
-        if let Err(refused) = check_status(url, status) {
-            return if is_passing(status) { Ok(Some(refused)) } else { Err(refused) };
-        }
+        check_status(url, status)?;
         if status != StatusCode::PARTIAL_CONTENT {
             file.set_len(0).map_err(wrap)?; // the server sends the whole file again
             have = 0;
@@ -241,6 +286,24 @@ fn is_wanted(path: &str) -> bool {
     let kind = path.extension().and_then(|kind| kind.to_str()).is_some_and(|kind| KINDS.contains(&kind));
     let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
     plain && kind && (parts.len() == 1 || parts.len() == 2 && PARTS.contains(&parts[0]))
+}
+
+/// Where a redirect of `at` leads to.
+fn resolved(at: &str, to: &str) -> Option<String> {
+    let at: Uri = at.parse().ok()?;
+    let (scheme, host) = (at.scheme_str()?, at.authority()?);
+    Some(match to {
+        to if to.starts_with("https://") || to.starts_with("http://") => to.to_owned(),
+        to if to.starts_with("//") => format!("{scheme}:{to}"),
+        to if to.starts_with('/') => format!("{scheme}://{host}{to}"),
+        to => format!("{scheme}://{host}{}/{to}", at.path().rsplit_once('/').map_or("", |(folder, _)| folder)),
+    })
+}
+
+/// Scheme, host and port.
+fn origin(url: &str) -> Option<(String, String, Option<u16>)> {
+    let url: Uri = url.parse().ok()?;
+    Some((url.scheme_str()?.to_lowercase(), url.host()?.to_lowercase(), url.port_u16()))
 }
 
 fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -317,7 +380,26 @@ fn make_link(target: &Path, at: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_wanted;
+    use super::{is_wanted, origin, resolved};
+
+    #[test]
+    fn a_redirect_is_resolved_and_another_host_is_told_from_the_hub() {
+        let at = "https://hub.test/Wan-AI/Tiny/resolve/main/config.json";
+        for (to, expected, stays) in [
+            ("/api/resolve-cache/a?etag=%22b%22", "https://hub.test/api/resolve-cache/a?etag=%22b%22", true),
+            ("other.json", "https://hub.test/Wan-AI/Tiny/resolve/main/other.json", true),
+            ("https://HUB.test/a", "https://HUB.test/a", true),
+            ("//hub.test.evil/a", "https://hub.test.evil/a", false),
+            ("https://cdn.test/a", "https://cdn.test/a", false),
+            ("http://hub.test/a", "http://hub.test/a", false),
+            ("https://hub.test:8443/a", "https://hub.test:8443/a", false),
+            ("https://hub.test@evil.test/a", "https://hub.test@evil.test/a", false),
+        ] {
+            let next = resolved(at, to).expect("an address");
+            assert_eq!(next, expected);
+            assert_eq!(origin(&next) == origin("https://hub.test"), stays, "{to}");
+        }
+    }
 
     #[test]
     fn weights_and_configs_are_fetched_and_nothing_else() {

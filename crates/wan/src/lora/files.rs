@@ -2,11 +2,12 @@
 //!
 //! Internally every layout is `NAME.lora_A|lora_B.weight` with the diffusers name of the layer, plus one (rank, alpha).
 
-use super::{Lora, LoraConfig, LoraInit};
+use super::scale::Scales;
+use super::{Lora, LoraConfig, LoraInit, METADATA_KEY, check_count};
 use crate::error::{Error, Result};
 use crate::layers::LinearSite;
 use crate::original;
-use crate::weights::{WeightFiles, write_atomically, write_safetensors};
+use crate::weights::{WeightFiles, pt_metadata, write_atomically, write_each, write_safetensors};
 use burn::tensor::Device;
 use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +18,6 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
 const PEFT_FILE: &str = "adapter_model.safetensors";
 const PEFT_CONFIG: &str = "adapter_config.json";
-const METADATA_KEY: &str = "lora_adapter_metadata";
 
 /// An adapter read from disk, not yet attached.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl AdapterFile {
     /// Puts the adapter on a model.
     ///
     /// # Errors
-    /// Layers the model does not have, or shapes that do not fit.
+    /// Layers the model does not have, or shapes that do not fit: not the layers it was read for.
     pub fn attach(self, sites: &[LinearSite], device: &Device) -> Result<Lora> {
         Lora::attach_values(sites, &self.config, self.tensors, device).map_err(|error| error.in_file(&self.path))
     }
@@ -46,7 +46,7 @@ impl AdapterFile {
 /// The folder cannot be written.
 pub fn save_peft(lora: &Lora, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
-    write_safetensors(&dir.join(PEFT_FILE), &renamed(lora, "base_model.model."), Some(pt_metadata()))?;
+    write_renamed(&dir.join(PEFT_FILE), lora, "base_model.model.", pt_metadata())?;
     let config = json!({
         "peft_type": "LORA",
         "auto_mapping": {
@@ -82,7 +82,7 @@ pub fn save_diffusers(lora: &Lora, dir: &Path) -> Result<()> {
     });
     let mut metadata = pt_metadata();
     metadata.insert(METADATA_KEY.into(), config.to_string());
-    write_safetensors(&dir.join(DIFFUSERS_FILE), &renamed(lora, "transformer."), Some(metadata))
+    write_renamed(&dir.join(DIFFUSERS_FILE), lora, "transformer.", metadata)
 }
 
 /// Writes one file with the original Wan names and `.alpha` tensors, as ComfyUI's LoRA loader reads it.
@@ -101,12 +101,9 @@ pub fn save_comfyui(lora: &Lora, path: &Path) -> Result<()> {
     write_safetensors(path, &tensors, Some(pt_metadata()))
 }
 
-fn pt_metadata() -> HashMap<String, String> {
-    HashMap::from([("format".to_owned(), "pt".to_owned())])
-}
-
-fn renamed(lora: &Lora, prefix: &str) -> Tensors {
-    lora.params.iter().map(|slot| (format!("{prefix}{}", slot.name), (slot.shape.clone(), values(slot)))).collect()
+fn write_renamed(path: &Path, lora: &Lora, prefix: &str, metadata: HashMap<String, String>) -> Result<()> {
+    let tensors = lora.params.iter().map(|slot| (format!("{prefix}{}", slot.name), (slot.shape.clone(), slot))).collect();
+    write_each(path, &tensors, Some(metadata), |slot| values(slot).into())
 }
 
 fn values(slot: &crate::param::Slot) -> Vec<f32> {
@@ -124,7 +121,8 @@ fn split_name(name: &str) -> (&str, &str) {
 /// `sites` are the model's layers: musubi's names cannot be undone without them.
 ///
 /// # Errors
-/// Nothing readable at `path`, keys of no known layout, an A without its B, ranks that differ between layers.
+/// Nothing readable at `path`, keys of no known layout, an A without its B, a config that asks for another kind of adapter, shapes that do not
+/// fit the layers.
 pub fn load(path: &Path, sites: &[LinearSite]) -> Result<AdapterFile> {
     let (file, peft) = locate(path)?;
     let files = WeightFiles::open_file(&file)?;
@@ -140,11 +138,15 @@ pub fn load(path: &Path, sites: &[LinearSite]) -> Result<AdapterFile> {
         })?;
         pairs.entry(layer).or_default().add(part, files.floats(key)?, files.shape(key).unwrap_or_default());
     }
-    let alpha = match peft {
-        Some(config) => Some(config_alpha(&config, "")?),
-        None => files.metadata().and_then(|m| m.get(METADATA_KEY)).and_then(|text| metadata_alpha(text)),
+    let scales = match &peft {
+        Some(config) => Some(Scales::of_config(config)?),
+        None => files.metadata().and_then(|m| m.get(METADATA_KEY)).map(|text| Scales::of_metadata(&file, text)).transpose()?.flatten(),
     };
-    assemble(&file, pairs, alpha)
+    if let Some(scales) = &scales {
+        let layers: Vec<&str> = sites.iter().map(|site| site.name.as_str()).collect();
+        scales.check(peft.unwrap_or_else(|| file.clone()), &layers)?;
+    }
+    assemble(&file, pairs, scales.as_ref(), sites)
 }
 
 fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
@@ -163,18 +165,6 @@ fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
         format!("holds neither `{PEFT_FILE}` nor `{DIFFUSERS_FILE}`"),
         "give an adapter folder or a .safetensors file",
     ))
-}
-
-fn config_alpha(path: &Path, prefix: &str) -> Result<f64> {
-    let config: serde_json::Value = crate::config::read_json(path)?;
-    let key = format!("{prefix}lora_alpha");
-    let alpha = config.get(&key).and_then(serde_json::Value::as_f64);
-    alpha.ok_or_else(|| Error::invalid(path, format!("`{key}` is missing or not a number"), "PEFT writes it beside the weights"))
-}
-
-fn metadata_alpha(text: &str) -> Option<f64> {
-    let config: serde_json::Value = serde_json::from_str(text).ok()?;
-    config.get("transformer.lora_alpha")?.as_f64()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -201,34 +191,65 @@ impl Pair {
     }
 }
 
-/// One rank and one alpha for the whole adapter; a layer with its own alpha has the difference put into its B.
-fn assemble(file: &Path, pairs: BTreeMap<String, Pair>, alpha: Option<f64>) -> Result<AdapterFile> {
+/// The two matrices of a layer, and the alpha with which `alpha / rank` is its scale.
+struct Layer {
+    name: String,
+    rank: usize,
+    alpha: f64,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+/// One rank and one alpha for the whole adapter: those of the largest layers. Others are filled up with zeros, and the difference in scale is
+/// put into their B.
+fn assemble(file: &Path, pairs: BTreeMap<String, Pair>, scales: Option<&Scales>, sites: &[LinearSite]) -> Result<AdapterFile> {
     let bad = |reason: String| Error::invalid(file, reason, "the adapter file is incomplete or of an unsupported kind");
-    let mut tensors = Vec::new();
-    let (mut rank, mut common) = (0, alpha);
-    for (layer, pair) in pairs {
-        let ((a_shape, a), (b_shape, mut b)) = pair.a.zip(pair.b).ok_or_else(|| bad(format!("layer `{layer}` has only one of A and B")))?;
-        let fits = a_shape.len() == 2 && b_shape.len() == 2 && a_shape[0] == b_shape[1] && a_shape[0] > 0;
-        if !fits {
-            return Err(bad(format!("layer `{layer}` has A {a_shape:?} and B {b_shape:?}")));
+    let mut layers = Vec::with_capacity(pairs.len());
+    for (name, pair) in pairs {
+        let ((a_shape, a), (b_shape, b)) = pair.a.zip(pair.b).ok_or_else(|| bad(format!("layer `{name}` has only one of A and B")))?;
+        let site = sites.iter().find(|site| site.name == name).ok_or_else(|| super::unknown_layer(&name, sites))?;
+        let rank =
+            rank_of(&a_shape, &b_shape, &site.kernel).ok_or_else(|| bad(format!("layer `{name}` has A {a_shape:?} and B {b_shape:?}")))?;
+        let [of_a, of_b] = site.adapter_shapes(rank);
+        for (end, shape, values) in [("lora_A", of_a, &a), ("lora_B", of_b, &b)] {
+            check_count(&format!("{name}.{end}.weight"), &shape, values.len()).map_err(|error| error.in_file(file))?;
         }
-        if rank != 0 && rank != a_shape[0] {
-            return Err(bad(format!("layer `{layer}` has rank {}, others {rank}", a_shape[0])));
-        }
-        rank = a_shape[0];
-        let own = alpha.or(pair.alpha).unwrap_or(rank as f64);
-        let common = *common.get_or_insert(own);
-        if own != common {
-            b.iter_mut().for_each(|v| *v *= (own / common) as f32);
-        }
-        tensors.push((layer, a, b));
+        let alpha = scales.map(|scales| scales.alpha(&name, rank)).or(pair.alpha).unwrap_or(rank as f64);
+        layers.push(Layer { name, rank, alpha, a, b });
     }
-    if tensors.is_empty() {
-        return Err(bad("it holds no LoRA tensor".into()));
-    }
+    // the first of the largest rank
+    let largest = layers.iter().rev().max_by_key(|layer| layer.rank).ok_or_else(|| bad("it holds no LoRA tensor".into()))?;
+    let (rank, alpha) = (largest.rank, largest.alpha);
+    let tensors: Vec<_> = layers.into_iter().map(|layer| layer.with(rank, alpha)).collect();
     let target_modules = tensors.iter().map(|(layer, ..)| layer.clone()).collect();
-    let config = LoraConfig { rank, alpha: common.unwrap_or(rank as f64), target_modules, init: LoraInit::default() };
+    let config = LoraConfig { rank, alpha, target_modules, init: LoraInit::default() };
     Ok(AdapterFile { config, tensors, path: file.into() })
+}
+
+/// Rank of A [rank, in] and B [out, rank]. Those of a convolution may have its kernel: A [rank, ..kernel], B [out, rank, 1, ..].
+fn rank_of(a: &[usize], b: &[usize], kernel: &[usize]) -> Option<usize> {
+    let (&[rank, ref inputs @ ..], &[_, columns, ref ones @ ..]) = (a, b) else { return None };
+    let fits = (inputs.len() == 1 || inputs == kernel) && ones.iter().all(|&size| size == 1);
+    (fits && rank == columns && rank > 0).then_some(rank)
+}
+
+impl Layer {
+    /// (name, A, B) of the same product in an adapter of another rank and alpha.
+    fn with(self, rank: usize, alpha: f64) -> (String, Vec<f32>, Vec<f32>) {
+        let Self { name, mut a, mut b, .. } = self;
+        if (rank, alpha) == (self.rank, self.alpha) {
+            return (name, a, b);
+        }
+        let scale = (self.alpha / self.rank as f64) / (alpha / rank as f64);
+        if scale != 1.0 {
+            b.iter_mut().for_each(|value| *value *= scale as f32);
+        }
+        if rank != self.rank {
+            a.resize(a.len() / self.rank * rank, 0.0);
+            b = b.chunks_exact(self.rank).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, rank - self.rank))).collect();
+        }
+        (name, a, b)
+    }
 }
 
 /// Every spelling of every layer's name -> the diffusers name.
@@ -266,20 +287,7 @@ fn original_name(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::transformer::{TransformerConfig, WanTransformer};
-    use crate::weights::Weights;
-    use burn::tensor::DType;
     use std::collections::BTreeSet;
-
-    /// The linear layers of a released model.
-    fn sites(config: TransformerConfig) -> Vec<LinearSite> {
-        let mut sites = Vec::new();
-        Weights::declared(|w| {
-            sites = WanTransformer::new(config, w, DType::BF16)?.linears;
-            Ok(())
-        })
-        .expect("sizes of a released model");
-        sites
-    }
 
     /// Matrices among the published tensors that are no tables: what an adapter can sit on.
     fn published_layers(model: &str) -> BTreeSet<String> {
@@ -289,10 +297,44 @@ mod tests {
         layers.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.to_owned())).collect()
     }
 
+    /// B A scaled, [out, in].
+    fn product(a: &[f32], b: &[f32], rank: usize, alpha: f64) -> Vec<f32> {
+        let inputs = a.len() / rank;
+        let entry = |row: &[f32], i: usize| (0..rank).map(|k| row[k] * a[k * inputs + i]).sum::<f32>() * (alpha / rank as f64) as f32;
+        b.chunks_exact(rank).flat_map(|row| (0..inputs).map(move |i| entry(row, i))).collect()
+    }
+
+    #[test]
+    fn a_layer_of_lower_rank_is_filled_up_to_the_same_product() {
+        let (a, b) = (vec![1.0, 2.0, 3.0, -4.0, 5.0, 6.0], vec![1.0, -2.0, 3.0, 4.0]);
+        let layer = Layer { name: "x".into(), rank: 2, alpha: 4.0, a: a.clone(), b: b.clone() };
+        let (_, padded_a, padded_b) = layer.with(8, 2.0);
+        assert_eq!((padded_a.len(), padded_b.len()), (8 * 3, 2 * 8));
+        assert_eq!(product(&padded_a, &padded_b, 8, 2.0), product(&a, &b, 2, 4.0));
+    }
+
+    #[test]
+    fn shapes_of_adapters() {
+        let conv = [16, 1, 2, 2];
+        for (a, b, kernel, rank) in [
+            (vec![4, 64], vec![32, 4], &[64][..], Some(4)),
+            (vec![4, 64], vec![32, 4], &conv, Some(4)),
+            (vec![4, 16, 1, 2, 2], vec![32, 4, 1, 1, 1], &conv, Some(4)),
+            (vec![4, 16, 2, 1, 2], vec![32, 4, 1, 1, 1], &conv, None),
+            (vec![4, 16, 1, 2, 2], vec![32, 4, 1, 1, 2], &conv, None),
+            (vec![4, 64], vec![32, 5], &[64], None),
+            (vec![0, 64], vec![32, 0], &[64], None),
+            (vec![], vec![], &[64], None),
+        ] {
+            assert_eq!(rank_of(&a, &b, kernel), rank, "{a:?} {b:?}");
+        }
+    }
+
     #[test]
     fn every_layout_names_every_layer_of_the_released_models() {
         for (config, model) in [(TransformerConfig::wan21_1_3b(), "wan2.1-t2v-1.3b"), (TransformerConfig::wan21_14b(), "wan2.1-t2v-14b")] {
-            let (sites, layers) = (sites(config), published_layers(model));
+            let sites = WanTransformer::sites(config).expect("sizes of a released model");
+            let layers = published_layers(model);
             assert!(sites.iter().map(|site| site.name.clone()).collect::<BTreeSet<_>>() == layers, "{model}");
             let names = layer_names(&sites);
             let mut keys = BTreeSet::new();

@@ -1,6 +1,7 @@
 //! Low-rank adapters: attached to any linear layer by name, saved and loaded in every layout in use.
 
 mod files;
+mod scale;
 
 pub use files::{AdapterFile, load, save_comfyui, save_diffusers, save_peft};
 
@@ -10,6 +11,9 @@ use crate::param::{Param, ParamSet, Slot};
 use burn::tensor::{Device, Tensor, TensorData};
 use grpo::random::{Key, Purpose};
 use serde::{Deserialize, Serialize};
+
+/// Where the header of a file of diffusers has the adapter's config.
+const METADATA_KEY: &str = "lora_adapter_metadata";
 
 /// How `lora_A` starts; `lora_B` always starts at zero, so that a new adapter changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -41,7 +45,8 @@ pub struct LoraConfig {
 pub struct Lora {
     /// Its shape.
     pub config: LoraConfig,
-    /// `NAME.lora_A.weight` [rank, in] and `NAME.lora_B.weight` [out, rank] per adapted layer.
+    /// `NAME.lora_A.weight` [rank, in] and `NAME.lora_B.weight` [out, rank] per adapted layer; of a convolution as
+    /// [`LinearSite::adapter_shapes`] has them.
     pub params: ParamSet,
 }
 
@@ -85,11 +90,12 @@ impl Lora {
         let mut params = ParamSet::default();
         for (name, a, b) in tensors {
             let site = sites.iter().find(|site| site.name == name).ok_or_else(|| unknown_layer(&name, sites))?;
-            let a = slot(format!("{name}.lora_A.weight"), [config.rank, site.in_features], a, device)?;
-            let b = slot(format!("{name}.lora_B.weight"), [site.out_features, config.rank], b, device)?;
+            let [of_a, of_b] = site.adapter_shapes(config.rank);
+            let a = slot(format!("{name}.lora_A.weight"), of_a, a, device)?;
+            let b = slot(format!("{name}.lora_B.weight"), of_b, b, device)?;
             site.set_adapter(Some(Adapter {
-                a: Param::new(a.clone()),
-                b: Param::new(b.clone()),
+                a: Param::matrix(a.clone()),
+                b: Param::matrix(b.clone()),
                 scale: config.alpha / config.rank as f64,
             }));
             params.push(a);
@@ -125,18 +131,19 @@ fn initial_a(key: &Key, [rank, inputs]: [usize; 2], init: LoraInit) -> Vec<f32> 
     }
 }
 
-fn slot(name: String, shape: [usize; 2], values: Vec<f32>, device: &Device) -> Result<std::sync::Arc<Slot>> {
-    let count = shape[0] * shape[1];
-    if values.len() != count {
-        return Err(argument(
-            "adapter tensor",
-            &name,
-            &format!("{} elements, expected shape {shape:?}", values.len()),
-            "the adapter belongs to another model",
-        ));
+/// Whether a tensor of an adapter has as many elements as the layer asks for.
+fn check_count(name: &str, shape: &[usize], count: usize) -> Result<()> {
+    if count == shape.iter().product::<usize>() {
+        return Ok(());
     }
+    Err(argument("adapter tensor", name, &format!("{count} elements, expected shape {shape:?}"), "the adapter belongs to another model"))
+}
+
+fn slot(name: String, shape: Vec<usize>, values: Vec<f32>, device: &Device) -> Result<std::sync::Arc<Slot>> {
+    check_count(&name, &shape, values.len())?;
+    let count = values.len();
     let tensor = Tensor::from_data(TensorData::new(values, [count]), &device.clone().inner());
-    Ok(Slot::new(name, shape.to_vec(), tensor))
+    Ok(Slot::new(name, shape, tensor))
 }
 
 fn unknown_layer(name: &str, sites: &[LinearSite]) -> Error {

@@ -1,4 +1,4 @@
-//! The transformer's operations on the CPU, each with its own gradient.
+//! The transformer's operations on the CPU, each with its own gradient; [`gelu_tanh`] on all devices.
 //!
 //! The engine composes these from elementwise steps, each of which reads and writes a full-size tensor on one thread. Here
 //! an operation is one pass over rows, in parallel, and backward keeps its inputs and recomputes what is cheap.
@@ -19,7 +19,7 @@ mod linear;
 mod matmul;
 mod norm;
 mod rotary_norm;
-mod rows;
+pub(crate) mod rows;
 
 pub use activation::gelu_tanh;
 pub use attention::attention;
@@ -31,7 +31,9 @@ pub use rotary_norm::rms_norm_rotate;
 use crate::device::is_cpu;
 use crate::layers::cast;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 /// Whether a tensor can be given to these operations: on the CPU engine, in f32 or bf16.
 pub fn supports<const D: usize>(x: &Tensor<D>) -> bool {
@@ -43,6 +45,11 @@ fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     cast(x, DType::F32)
 }
 
+/// As `cast`, for tensors of a backend.
+pub(crate) fn as_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
 /// Stands for an input that is absent: the engine's macro knows no optional tensors.
 fn absent<const D: usize, const R: usize>(x: &Tensor<R>) -> Tensor<D> {
     Tensor::zeros([1; D], &x.device().inner())
@@ -50,7 +57,7 @@ fn absent<const D: usize, const R: usize>(x: &Tensor<R>) -> Tensor<D> {
 
 /// # Panics
 /// If the tensor has another rank.
-fn dims<const D: usize>(x: &FlexTensor) -> [usize; D] {
+pub(crate) fn dims<const D: usize>(x: &FlexTensor) -> [usize; D] {
     let shape = x.layout().shape();
     assert_eq!(shape.num_dims(), D, "rank");
     std::array::from_fn(|i| shape[i])
@@ -60,10 +67,10 @@ fn dims<const D: usize>(x: &FlexTensor) -> [usize; D] {
 ///
 /// # Panics
 /// If the tensor is not f32 and contiguous, which the callers make sure of.
-fn floats(x: &FlexTensor) -> &[f32] {
+pub(crate) fn floats(x: &FlexTensor) -> &[f32] {
     x.as_slice::<f32>().expect("contiguous f32")
 }
 
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }

@@ -15,7 +15,7 @@ use crate::experts::{Boundary, Experts, SECOND, SecondExpert};
 use crate::guidance::{GuidanceBatching, GuidanceScales, GuidedText, GuidedVelocity};
 use crate::image::{ImageCondition, ImageInput};
 use crate::solver::{Solver, SolverKind};
-use crate::text::{PromptEmbeds, PromptEncoder};
+use crate::text::PromptEncoder;
 use crate::transformer::{TransformerConfig, WanTransformer};
 use crate::umt5::Umt5Config;
 use crate::vae::{AutoencoderKlWan, VaeConfig};
@@ -112,6 +112,21 @@ impl WanPipeline {
         check_parts(dir, &second, &vae, &text)
     }
 
+    /// Whether the model in a folder can serve a request; reads its configs.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check) and [`sample`](Self::sample).
+    pub fn check_request(dir: &Path, request: &SampleRequest) -> Result<()> {
+        Self::check(dir)?;
+        let transformer = TransformerConfig::load(&dir.join("transformer/config.json"))?;
+        let shape = request.check(&transformer, &VaeConfig::read(&dir.join("vae/config.json"))?)?;
+        request.check_guidance(Boundary::of_folder(dir)?.is_some())?;
+        request.schedule(&SchedulerConfig::load(&dir.join("scheduler"))?)?;
+        request.check_start(shape)?;
+        let encoder = transformer.image_dim.map(|_| ClipVisionConfig::of_folder(dir)).transpose()?;
+        request.image(ImageInput::of_folder(dir)?, encoder.as_ref(), &Device::flex()).map(drop)
+    }
+
     /// The velocity networks.
     pub fn experts(&self) -> Experts<'_> {
         Experts { first: &self.transformer, second: self.second.as_ref() }
@@ -139,14 +154,13 @@ impl WanPipeline {
     }
 
     fn guided_text(&self, request: &SampleRequest, image: Option<&ImageCondition>) -> Result<GuidedText> {
-        let encode = |prompt: &str| self.text_encoder.encode(&[prompt], request.max_sequence_length);
-        let prompt = encode(&request.prompt)?;
-        let negative: Option<PromptEmbeds> = match request.has_guidance() {
-            true => Some(encode(&request.negative_prompt)?),
-            false => None,
-        };
+        // in one call: a large encoder is read once for both
+        let mut prompts = vec![request.prompt.as_str()];
+        prompts.extend(request.has_guidance().then_some(request.negative_prompt.as_str()));
+        let embeds = self.text_encoder.encode(&prompts, request.max_sequence_length)?;
+        let negative = (prompts.len() > 1).then(|| embeds.select(&[1]));
         let features = image.and_then(|image| image.features.clone());
-        Ok(GuidedText::with_image(self.experts(), &prompt, negative.as_ref(), features, false))
+        Ok(GuidedText::with_image(self.experts(), &embeds.select(&[0]), negative.as_ref(), features, false))
     }
 
     /// The guided velocity of one sample with latents of `shape`.

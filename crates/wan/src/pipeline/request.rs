@@ -169,19 +169,26 @@ impl SampleRequest {
         })
     }
 
-    /// The latents to start from.
+    /// Whether given latents are those of such a video.
     ///
     /// # Errors
     /// Given latents of another shape.
+    pub(super) fn check_start(&self, shape: [usize; 5]) -> Result<()> {
+        let Some(latents) = self.initial_latents.as_ref().filter(|latents| latents.dims() != shape) else { return Ok(()) };
+        let (value, reason) = (format!("{:?}", latents.dims()), format!("this video has latents of shape {shape:?}"));
+        Err(argument("initial_latents", value, &reason, "check height, width and num_frames against the latents"))
+    }
+
+    /// The latents to start from.
+    ///
+    /// # Errors
+    /// As [`check_start`](Self::check_start).
     pub(super) fn start(&self, shape: [usize; 5], device: &Device) -> Result<Tensor<5>> {
-        let Some(latents) = &self.initial_latents else {
-            return Ok(initial_noise(&sample_key(self.seed), shape, device));
-        };
-        if latents.dims() != shape {
-            let (value, reason) = (format!("{:?}", latents.dims()), format!("this video has latents of shape {shape:?}"));
-            return Err(argument("initial_latents", value, &reason, "check height, width and num_frames against the latents"));
-        }
-        Ok(latents.clone().inner().to_device(&device.clone().inner()))
+        self.check_start(shape)?;
+        Ok(match &self.initial_latents {
+            Some(latents) => latents.clone().inner().to_device(&device.clone().inner()),
+            None => initial_noise(&sample_key(self.seed), shape, device),
+        })
     }
 }
 

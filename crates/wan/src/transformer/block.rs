@@ -3,8 +3,8 @@
 use super::TransformerConfig;
 use super::attention::attention;
 use super::rope::Rope;
-use crate::layers::{Linear, RmsNorm, cast, gelu_tanh, modulated_norm};
-use crate::ops::{self, Modulation};
+use crate::layers::{Linear, RmsNorm, cast, modulated_norm};
+use crate::ops::{self, Modulation, gelu_tanh};
 use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::{DType, Int, Tensor};

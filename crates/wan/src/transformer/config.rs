@@ -47,6 +47,9 @@ pub struct TransformerConfig {
     pub rope_max_seq_len: usize,
 }
 
+/// Most latents of a patch; Wan has 4.
+const MAX_PATCH: usize = 4096;
+
 fn yes() -> bool {
     true
 }
@@ -159,6 +162,9 @@ impl TransformerConfig {
             ("patch_size", self.patch_size[2]),
         ];
         crate::config::check_sizes(&sizes).map_err(|reason| (reason, "compare with the config.json of the original model"))?;
+        if self.patch_size.iter().product::<usize>() > MAX_PATCH {
+            return Err((format!("`patch_size` is {:?}", self.patch_size), "that of every released Wan model is [1, 2, 2]"));
+        }
         self.check_image()?;
         let odd = !self.attention_head_dim.is_multiple_of(2) || !self.freq_dim.is_multiple_of(2);
         if odd || self.attention_head_dim < 6 {

@@ -12,6 +12,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use burn_cubecl::kernel::attention::flash_attention;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use cubecl::ir::{ElemType, FloatKind};
 use cubek::attention::forward::launch::{BlueprintStrategy, Strategy};
 use cubek::attention::forward::routines::blackbox_accelerated::BlackboxAcceleratedStrategy;
@@ -57,6 +58,13 @@ pub(super) fn planes(q: &Values) -> Option<u8> {
         let agrees = |&planes: &u8| catch_unwind(AssertUnwindSafe(|| agrees(q, d, planes))).unwrap_or(false);
         PLANES.into_iter().find(agrees)
     })
+}
+
+/// a b in f32. Factors in half precision are multiplied by matrix units as they are, and the f32 sums are what is written.
+pub(super) fn wide_product(a: Values, b: Values) -> Values {
+    // a strategy that does not suit the sizes says so before anything runs
+    let product = matmul(a.clone(), b.clone(), None, MatmulStrategy::default(), DType::F32);
+    product.unwrap_or_else(|_| Cube::float_cast(Cube::float_matmul(a, b), FloatDType::F32))
 }
 
 /// Products of f16 with f32 sums.

@@ -18,8 +18,8 @@ mod tests;
 pub mod time;
 
 use crate::error::Result;
-use crate::layers::{Linear, LinearSite, cast, gelu_tanh, modulated_norm};
-use crate::ops::Modulation;
+use crate::layers::{Linear, LinearSite, cast, modulated_norm};
+use crate::ops::{Modulation, gelu_tanh};
 use crate::original::under_diffusers_names;
 use crate::param::{Param, ParamSet};
 use crate::text::PromptEmbeds;
@@ -91,7 +91,18 @@ impl WanTransformer {
         crate::device::check_dtype(device, dtype)?;
         let config = TransformerConfig::load(&dir.join("config.json"))?;
         let files = under_diffusers_names(WeightFiles::open_folder(dir, "diffusion_pytorch_model")?)?;
+        files.check(&Weights::declared(|w| Self::new(config.clone(), w, dtype))?, &[])?;
         Self::new(config, Weights::from_files(files, device, dtype), dtype)
+    }
+
+    /// The linear layers of a network of `config`, without its weights: enough to read an adapter.
+    ///
+    /// # Errors
+    /// None for sizes that were checked.
+    pub fn sites(config: TransformerConfig) -> Result<Vec<LinearSite>> {
+        let mut sites = Vec::new();
+        Weights::declared(|w| Self::new(config, w, DType::BF16).map(|network| sites = network.linears))?;
+        Ok(sites)
     }
 
     /// Builds the network from any source of weights.

@@ -56,19 +56,31 @@ impl Rope {
     }
 }
 
+/// Every token's features are those of its frame, of its row and of its column: a short table for each.
 fn tables(d: usize, [frames, rows, columns]: [usize; 3]) -> (Vec<f32>, Vec<f32>) {
     let d_hw = 2 * (d / 6);
-    let axes = [d - 2 * d_hw, d_hw, d_hw];
-    let (mut cos, mut sin) = (Vec::new(), Vec::new());
-    for token in 0..frames * rows * columns {
-        let place = [token / (rows * columns), token / columns % rows, token % columns];
-        for (position, dim) in place.into_iter().zip(axes) {
-            for i in 0..dim / 2 {
-                let angle = position as f64 * THETA.powf(-2.0 * i as f64 / dim as f64);
-                cos.extend([angle.cos() as f32; 2]);
-                sin.extend([angle.sin() as f32; 2]);
+    let [of_frames, of_rows, of_columns] = [(frames, d - 2 * d_hw), (rows, d_hw), (columns, d_hw)].map(|(length, dim)| axis(length, dim));
+    let count = frames * rows * columns * d;
+    let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for frame in &of_frames {
+        for row in &of_rows {
+            for column in &of_columns {
+                for part in [frame, row, column] {
+                    cos.extend_from_slice(&part.0);
+                    sin.extend_from_slice(&part.1);
+                }
             }
         }
     }
     (cos, sin)
+}
+
+/// For each position, the cos and sin of `dim` features, every value twice.
+fn axis(length: usize, dim: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
+    let place = |position: usize| {
+        let angles = (0..dim / 2).map(|i| position as f64 * THETA.powf(-2.0 * i as f64 / dim as f64));
+        let angles: Vec<f64> = angles.flat_map(|angle| [angle; 2]).collect();
+        (angles.iter().map(|angle| angle.cos() as f32).collect(), angles.iter().map(|angle| angle.sin() as f32).collect())
+    };
+    (0..length).map(place).collect()
 }

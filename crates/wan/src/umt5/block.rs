@@ -1,7 +1,8 @@
 //! One encoder layer: self-attention with a relative position bias, then a gated feed-forward layer.
 
 use super::Umt5Config;
-use crate::layers::{Linear, RmsNorm, cast, gelu_tanh};
+use crate::layers::{Linear, RmsNorm, cast};
+use crate::ops::gelu_tanh;
 use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::activation::softmax;

@@ -10,6 +10,7 @@ mod staged;
 pub use block::{Block, Positions, relative_position_bucket};
 pub use config::Umt5Config;
 
+use staged::check_files;
 pub use staged::encode_in_stages;
 
 use crate::error::Result;
@@ -59,6 +60,7 @@ impl Umt5Encoder {
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
         let config = Umt5Config::load(dir)?;
         let files = WeightFiles::open_folder(dir, "model")?;
+        check_files(&files, &config)?;
         Self::new(config, &Weights::from_files(files, device, dtype))
     }
 

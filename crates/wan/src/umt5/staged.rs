@@ -23,10 +23,7 @@ const TOKENS_AT_ONCE: usize = 4096;
 pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tensor<2>>> {
     let config = Umt5Config::load(dir)?;
     let files = WeightFiles::open_folder(dir, "model")?;
-    let name = EMBEDDING_NAMES.into_iter().find(|name| files.contains(name)).unwrap_or(EMBEDDING_NAMES[0]);
-    let mut declared = Weights::declared(|w| Umt5Encoder::new(config.clone(), &w))?;
-    declared[0].name = name.to_owned();
-    files.check(&declared, &EMBEDDING_NAMES)?;
+    let name = check_files(&files, &config)?;
     let groups = groups(ids);
     let embed = |ids: &&[Vec<u32>]| embedded(&files, name, &config, ids);
     let mut hidden: Vec<Tensor<3>> = groups.iter().map(embed).collect::<Result<_>>()?;
@@ -47,6 +44,18 @@ pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress:
     let normed = |x: Tensor<3>| norm.forward(x.to_device(device)).to_device(&Device::flex());
     let rows = hidden.into_iter().zip(&lengths).flat_map(|(x, lengths)| split(normed(x), lengths));
     Ok(rows.collect())
+}
+
+/// Whether files hold an encoder of `config`; the name of the embedding in them.
+///
+/// # Errors
+/// As [`WeightFiles::check`].
+pub(super) fn check_files(files: &WeightFiles, config: &Umt5Config) -> Result<&'static str> {
+    let name = EMBEDDING_NAMES.into_iter().find(|name| files.contains(name)).unwrap_or(EMBEDDING_NAMES[0]);
+    let mut declared = Weights::declared(|w| Umt5Encoder::new(config.clone(), &w))?;
+    declared[0].name = name.to_owned();
+    files.check(&declared, &EMBEDDING_NAMES)?;
+    Ok(name)
 }
 
 /// Consecutive sequences of about [`TOKENS_AT_ONCE`] tokens.

@@ -4,6 +4,7 @@
 
 use super::blocks::ChannelNorm;
 use super::fast_conv::{FusedConv, fused_conv3d, supports};
+use super::matrix_conv;
 use super::pass::Pass;
 use crate::layers::cast;
 use crate::param::Param;
@@ -65,12 +66,13 @@ pub fn conv3d_of_engine(x: Tensor<5>, weight: Tensor<5>, bias: Tensor<1>, geomet
     };
     let x = enlarge_frames(x, enlarge);
     let symmetric = padding.iter().all(|(before, after)| before == after);
-    let y = if symmetric {
-        let options = ConvOptions::new(stride, padding.map(|(before, _)| before), [1; 3], 1);
-        burn_conv3d(x, weight, Some(bias), options)
+    let options = |padding| ConvOptions::new(stride, padding, [1; 3], 1);
+    let y = if matrix_conv::is_wanted(&x, stride) {
+        matrix_conv::conv3d_by_products(x, weight, bias, padding)
+    } else if symmetric {
+        burn_conv3d(x, weight, Some(bias), options(padding.map(|(before, _)| before)))
     } else {
-        let x = x.pad(padding, PadMode::Constant(0.0));
-        burn_conv3d(x, weight, Some(bias), ConvOptions::new(stride, [0; 3], [1; 3], 1))
+        burn_conv3d(x.pad(padding, PadMode::Constant(0.0)), weight, Some(bias), options([0; 3]))
     };
     match fusion.residual {
         Some(residual) => y + residual,

@@ -12,6 +12,7 @@ mod config;
 mod decoder;
 mod encoder;
 mod fast_conv;
+mod matrix_conv;
 mod pass;
 mod shortcut;
 mod tiling;
@@ -22,7 +23,7 @@ pub use tiling::Tiling;
 
 use crate::error::{Error, Result};
 use crate::param::ParamSet;
-use crate::weights::{WeightFiles, Weights, write_atomically, write_safetensors};
+use crate::weights::{WeightFiles, Weights, write_atomically, write_params};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use causal_conv::CausalConv3d;
 use decoder::Decoder;
@@ -94,6 +95,7 @@ impl AutoencoderKlWan {
     pub fn load(dir: &Path, device: &Device, dtype: DType) -> Result<Self> {
         let config = VaeConfig::read(&dir.join(CONFIG_FILE))?;
         let files = WeightFiles::open_folder(dir, WEIGHTS_STEM)?;
+        files.check(&Weights::declared(|w| Self::finish(config.clone(), w))?, &[])?;
         Self::finish(config, Weights::from_files(files, device, dtype))
     }
 
@@ -108,14 +110,7 @@ impl AutoencoderKlWan {
     /// # Errors
     /// A file cannot be written.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let tensors = self.params.iter().map(|slot| {
-            let data = slot.value().into_data().convert::<f32>();
-            let values = data.try_into_vec::<f32>().map_err(|e| Error::invalid(dir, format!("`{}`: {e:?}", slot.name), "f32 expected"))?;
-            Ok((slot.name.clone(), (slot.shape.clone(), values)))
-        });
-        let metadata = [("format".to_owned(), "pt".to_owned())].into();
-        let path = dir.join(format!("{WEIGHTS_STEM}.safetensors"));
-        write_safetensors(&path, &tensors.collect::<Result<_>>()?, Some(metadata))?;
+        write_params(&dir.join(format!("{WEIGHTS_STEM}.safetensors")), &self.params)?;
         write_atomically(&dir.join(CONFIG_FILE), self.config.to_json().as_bytes())
     }
 

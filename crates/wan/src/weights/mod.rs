@@ -8,7 +8,8 @@ mod files;
 mod write;
 
 pub use files::WeightFiles;
-pub use write::{UNFINISHED, write_atomically, write_params, write_safetensors, write_streamed, write_views};
+pub(crate) use write::header;
+pub use write::{UNFINISHED, pt_metadata, write_atomically, write_each, write_params, write_safetensors, write_streamed, write_views};
 
 use crate::error::{Error, Result};
 use crate::param::{Param, ParamSet, Slot};
@@ -89,7 +90,12 @@ impl Weights {
 
     /// Random f32 weights, each a function of (seed, name).
     pub fn random(seed: u64, device: &Device) -> Self {
-        Self::new(Source::Random { seed }, device, DType::F32)
+        Self::random_as(seed, device, DType::F32)
+    }
+
+    /// The same, frozen weights rounded to `dtype` as if they had been read.
+    pub fn random_as(seed: u64, device: &Device, dtype: DType) -> Self {
+        Self::new(Source::Random { seed }, device, dtype)
     }
 
     /// What a model would ask for: `build` makes it from a source that has names and shapes but no values. The model itself is good for
@@ -198,26 +204,25 @@ impl Weights {
 }
 
 impl Book {
-    /// The flat tensor, or zeros with an entry in the book if there is none that fits.
+    /// The flat tensor; if there is none that fits, one element and an entry in the book, so that what a config says allocates nothing.
     fn fetch(&mut self, name: &str, shape: &[usize], init: Init, dtype: DType) -> TensorData {
         self.used.insert(name.to_owned());
-        let count: usize = shape.iter().product();
-        let zeros = || TensorData::zeros::<f32, _>([count]).convert_dtype(dtype);
+        let nothing = || TensorData::zeros::<f32, _>([1]).convert_dtype(dtype);
         match &self.source {
             Source::Random { seed } => random_data(*seed, name, shape, init).convert_dtype(dtype),
-            Source::Layout => TensorData::zeros::<f32, _>([1]).convert_dtype(dtype),
+            Source::Layout => nothing(),
             Source::Files(files) => match files.shape(name) {
                 None => {
                     self.missing.push(name.to_owned());
-                    zeros()
+                    nothing()
                 }
                 Some(got) if got != shape => {
                     self.mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}"));
-                    zeros()
+                    nothing()
                 }
                 Some(_) => files.data_as(name, dtype).map(flattened).unwrap_or_else(|e| {
                     self.mis_shaped.push(format!("{name}: {e}"));
-                    zeros()
+                    nothing()
                 }),
             },
         }

@@ -5,6 +5,7 @@
 //! a_c = u_c sigmoid(u_c)
 //! ```
 
+use crate::ops::rows::sigmoid;
 use pulp::{Simd, WithSimd};
 
 /// Positions that are worked on together: their values stay in the first-level cache.
@@ -131,31 +132,4 @@ fn sum(values: &[f32; STRETCH]) -> f32 {
         }
     }
     lanes.iter().sum()
-}
-
-#[inline(always)]
-fn sigmoid(u: f32) -> f32 {
-    1.0 / (1.0 + exp(-u))
-}
-
-/// e^x to about 1e-7, for |x| beyond 87 the value at 87; without branches, so that the loops around it become vector code.
-#[inline(always)]
-#[allow(clippy::excessive_precision)]
-fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    const LN2_HIGH: f32 = 0.693_359_375;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = x.clamp(-87.0, 87.0);
-    // x = n ln 2 + r
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = x - n * LN2_HIGH - n * LN2_LOW;
-    // The minimax polynomial of Cephes' expf.
-    let p = 1.987_569_15e-4 * r + 1.398_199_95e-3;
-    let p = p * r + 8.333_451_9e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_55e-1;
-    let p = p * r + 5.000_000_1e-1;
-    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)); // 2^n
-    (p * r * r + r + 1.0) * power
 }

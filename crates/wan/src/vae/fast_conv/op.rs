@@ -8,13 +8,14 @@
 use super::shape::ConvShape;
 use super::sweep::{Input, convolve, input_gradient};
 use super::weight_gradient::weight_gradient;
+use crate::ops::{dims, floats, tensor};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 
 /// What a fused convolution computes, apart from the tensors.
 #[derive(Debug, Clone, Copy)]
@@ -155,19 +156,4 @@ impl Backward<Flex, 5> for FusedConvBackward {
             of_gain.inspect(|node| grads.register::<Flex>(node.id, tensor(gain, [shape.inputs])));
         }
     }
-}
-
-fn dims(x: &FlexTensor) -> [usize; 5] {
-    let shape = x.layout().shape();
-    std::array::from_fn(|i| shape[i])
-}
-
-/// # Panics
-/// If the tensor is not f32 and contiguous, which the callers make sure of.
-fn floats(x: &FlexTensor) -> &[f32] {
-    x.as_slice::<f32>().expect("contiguous f32")
-}
-
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(values, shape))
 }
