@@ -124,7 +124,7 @@ impl Reward for CommandReward {
     }
 
     fn prepare(&self) -> Result<(), SetupError> {
-        let hint = "the first word of `command` is a program; relative paths start at the current directory";
+        let hint = "the first word of `command` is a program that reads requests line by line until its input ends; relative paths start at the current directory";
         self.pool.start().map_err(|reason| SetupError::new(self.name(), reason, hint))
     }
 
