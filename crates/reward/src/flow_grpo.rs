@@ -14,7 +14,7 @@ use crate::error::require;
 use crate::http::{check_batching, check_url, one};
 use crate::net::{Client, ConnectionSettings};
 use crate::pickle::{self, Pickled};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
+use crate::{Aggregation, Batching, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
 
 /// `type = "flow-grpo"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -182,8 +182,16 @@ impl Reward for FlowGrpoReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        let chunks: Vec<&[Sample<'_>]> = batch.chunks(self.settings.batch_size.max(1)).collect();
-        let scores = parallel::map(&chunks, self.settings.concurrency, |chunk| {
+        self.score_batched(batch, Batching { batch_size: self.settings.batch_size, concurrency: self.settings.concurrency })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching::LARGEST)
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        let chunks: Vec<&[Sample<'_>]> = batch.chunks(batching.batch_size.max(1)).collect();
+        let scores = parallel::map(&chunks, batching.concurrency, |chunk| {
             let scores = self.score_chunk(chunk).unwrap_or_else(|reason| chunk.iter().map(|_| Err(reason.clone())).collect());
             let named =
                 |(sample, score): (&Sample<'_>, Result<_, String>)| score.map_err(|e| RewardError::new(self.name(), sample.prompt, e));

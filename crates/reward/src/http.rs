@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::net::{Client, ConnectionSettings};
 use crate::protocol::{Info, PROTOCOL, Wire, beginning};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
+use crate::{Aggregation, Batching, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
 
 /// `type = "http"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,6 +64,10 @@ impl HttpSettings {
         }
     }
 
+    fn batching(&self) -> Batching {
+        Batching { batch_size: self.batch_size, concurrency: self.concurrency }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), SetupError> {
         check_url(&self.url)?;
         self.frames.validate()?;
@@ -82,8 +86,12 @@ pub(crate) fn check_url(url: &str) -> Result<(), SetupError> {
 }
 
 pub(crate) fn check_batching(batch_size: usize, concurrency: usize) -> Result<(), SetupError> {
-    require((1..=4096).contains(&batch_size), "batch_size", batch_size, "1 to 4096", "samples of one request")?;
-    require((1..=256).contains(&concurrency), "concurrency", concurrency, "1 to 256", "requests at once; each holds its frames in memory")
+    let most = Batching::LARGEST;
+    let fits = (1..=most.batch_size).contains(&batch_size);
+    require(fits, "batch_size", batch_size, &format!("1 to {}", most.batch_size), "samples of one request")?;
+    let fits = (1..=most.concurrency).contains(&concurrency);
+    let hint = "requests at once; each holds its frames in memory";
+    require(fits, "concurrency", concurrency, &format!("1 to {}", most.concurrency), hint)
 }
 
 /// Scores by asking a server.
@@ -104,8 +112,6 @@ impl HttpReward {
             aggregate: settings.aggregate,
             encoding: settings.encoding,
             shared_folder: settings.shared_folder.clone(),
-            batch_size: settings.batch_size,
-            concurrency: settings.concurrency,
         };
         Ok(Self { client: Client::new(&settings.url, settings.connection), wire, settings, info: OnceLock::new() })
     }
@@ -161,7 +167,16 @@ impl Reward for HttpReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        self.wire.score(self.name(), batch, |request, key, read| {
+        self.score_batched(batch, self.settings.batching())
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        let most = self.info.get().and_then(|info| info.max_batch).unwrap_or(Batching::LARGEST.batch_size);
+        Some(Batching { batch_size: most, ..Batching::LARGEST })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        self.wire.score(self.name(), batch, batching, |request, key, read| {
             self.client.post("/v1/score", "application/json", request, key).and_then(|answer| read(&answer))
         })
     }

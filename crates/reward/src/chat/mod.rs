@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::http::{check_batching, check_url};
 use crate::net::{Client, ConnectionSettings};
-use crate::{Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
+use crate::{Batching, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
 
 /// Stands for the prompt in templates.
 const PLACEHOLDER: &str = "{prompt}";
@@ -182,7 +182,15 @@ impl Reward for ChatReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        self.score_batched(batch, Batching { batch_size: 1, concurrency: self.settings.concurrency })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching { batch_size: 1, ..Batching::LARGEST })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
         let one = |sample: &Sample<'_>| self.score_one(sample).map_err(|reason| RewardError::new(self.name(), sample.prompt, reason));
-        parallel::map(batch, self.settings.concurrency, one)
+        parallel::map(batch, batching.concurrency, one)
     }
 }
