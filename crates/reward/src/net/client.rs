@@ -9,7 +9,7 @@ use ureq::{Agent, Body};
 
 use super::{Admission, Breaker};
 use crate::error::require;
-use crate::protocol::beginning;
+use crate::protocol::gist;
 use crate::{SetupError, Stop};
 
 /// How long to wait, how often to ask, and when to stop asking.
@@ -48,6 +48,9 @@ impl Default for ConnectionSettings {
         }
     }
 }
+
+/// Attempts that may end in a Python traceback: status 500 is also what servers say to a request that they will never understand.
+const TRACEBACKS: u32 = 5;
 
 /// A day: anything longer is a mistake, and far longer ones are no duration.
 const LONGEST_S: f64 = 86_400.0;
@@ -168,6 +171,10 @@ impl Client {
                     self.breaker.answered();
                     return Err(reason);
                 }
+                Err(Failure::Passing(reason, _)) if number >= TRACEBACKS && reason.contains("Traceback (most recent call last)") => {
+                    self.breaker.answered();
+                    return Err(format!("gave up after {number} attempts: {reason}"));
+                }
                 Err(Failure::Passing(reason, wait)) => (reason, self.delay(key, number).max(wait.unwrap_or_default())),
             };
             if admission == Admission::Trial || start.elapsed().saturating_add(wait) >= budget {
@@ -201,7 +208,7 @@ impl Client {
         if status == StatusCode::OK {
             return body.map_err(classify);
         }
-        let reason = format!("the server answers `{status}`: {}", beginning(&body.unwrap_or_default()));
+        let reason = format!("the server answers `{status}`: {}", gist(&body.unwrap_or_default()));
         let passing = status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT || status == StatusCode::TOO_MANY_REQUESTS;
         Err(if passing { Failure::Passing(reason, wait.map(Duration::from_secs)) } else { Failure::Lasting(reason) })
     }

@@ -13,7 +13,7 @@ mod request;
 pub use answer::{Info, Matched, parse_answer};
 pub use request::{Request, sample_id};
 
-pub(crate) use answer::beginning;
+pub(crate) use answer::{beginning, gist};
 
 use std::path::PathBuf;
 
