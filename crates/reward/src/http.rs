@@ -40,6 +40,9 @@ pub struct HttpSettings {
     /// Requests at once.
     #[serde(default = "one")]
     pub concurrency: usize,
+    /// The environment variable with the API key, which is sent as `Authorization: Bearer KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
     /// Timeouts, retries, limits.
     #[serde(default)]
     pub connection: ConnectionSettings,
@@ -60,6 +63,7 @@ impl HttpSettings {
             shared_folder: None,
             batch_size: 1,
             concurrency: 1,
+            api_key_env: None,
             connection: ConnectionSettings::default(),
         }
     }
@@ -104,7 +108,7 @@ pub struct HttpReward {
 
 impl HttpReward {
     /// # Errors
-    /// Settings that cannot be used. The server is not contacted yet.
+    /// Settings that cannot be used; an API key that is not in the environment. The server is not contacted yet.
     pub fn new(settings: HttpSettings) -> Result<Self, SetupError> {
         settings.validate()?;
         let wire = Wire {
@@ -113,7 +117,8 @@ impl HttpReward {
             encoding: settings.encoding,
             shared_folder: settings.shared_folder.clone(),
         };
-        Ok(Self { client: Client::new(&settings.url, settings.connection), wire, settings, info: OnceLock::new() })
+        let client = Client::new(&settings.url, settings.connection).with_api_key(settings.api_key_env.as_deref())?;
+        Ok(Self { client, wire, settings, info: OnceLock::new() })
     }
 
     /// The same, giving up once it is asked to.

@@ -127,13 +127,7 @@ impl ChatReward {
     /// Settings that cannot be used; an API key that is not in the environment. The server is not contacted yet.
     pub fn new(settings: ChatSettings) -> Result<Self, SetupError> {
         settings.validate()?;
-        let mut client = Client::new(&settings.url, settings.connection);
-        if let Some(variable) = &settings.api_key_env {
-            let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
-            let hint = "set it before the run; keys never stand in recipes";
-            let key = key.ok_or_else(|| SetupError::field("api_key_env", variable, "an environment variable that is set", hint))?;
-            client = client.with_header("authorization", format!("Bearer {key}"));
-        }
+        let client = Client::new(&settings.url, settings.connection).with_api_key(settings.api_key_env.as_deref())?;
         let reader = settings.score.reader()?;
         Ok(Self { client, settings, reader })
     }

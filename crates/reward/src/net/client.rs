@@ -85,7 +85,7 @@ enum Failure {
 pub struct Client {
     agent: Agent,
     url: String,
-    headers: Vec<(&'static str, String)>,
+    authorization: Option<String>,
     settings: ConnectionSettings,
     breaker: Breaker,
     stop: Stop,
@@ -107,17 +107,24 @@ impl Client {
         Self {
             agent: config.into(),
             url: url.trim_end_matches('/').to_owned(),
-            headers: Vec::new(),
+            authorization: None,
             settings,
             breaker,
             stop: Stop::default(),
         }
     }
 
-    /// The same with a header in every request.
-    pub fn with_header(mut self, name: &'static str, value: String) -> Self {
-        self.headers.push((name, value));
-        self
+    /// The same with the key that stands in the environment variable, if one is named, in every request: `Authorization: Bearer KEY`.
+    ///
+    /// # Errors
+    /// A variable that is not set, or is no key.
+    pub fn with_api_key(self, variable: Option<&str>) -> Result<Self, SetupError> {
+        let Some(variable) = variable else { return Ok(self) };
+        let key = std::env::var(variable).map(|key| key.trim().to_owned()).unwrap_or_default();
+        let fits = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+        let hint = "set it before the run; keys never stand in recipes";
+        require(fits, "api_key_env", variable, "an environment variable that is set to a key, in ASCII without blanks", hint)?;
+        Ok(Self { authorization: Some(format!("Bearer {key}")), ..self })
     }
 
     /// The same, giving up once it is asked to.
@@ -133,8 +140,8 @@ impl Client {
         let url = format!("{}{path}", self.url);
         self.call(key, |timeout| {
             let mut request = self.agent.post(&url).header("content-type", content_type);
-            for (name, value) in &self.headers {
-                request = request.header(*name, value);
+            if let Some(authorization) = &self.authorization {
+                request = request.header("authorization", authorization);
             }
             self.read(request.config().timeout_global(Some(timeout)).build().send(body))
         })
@@ -147,8 +154,8 @@ impl Client {
     pub fn get(&self, path: &str) -> Result<Vec<u8>, String> {
         let url = format!("{}{path}", self.url);
         let mut request = self.agent.get(&url);
-        for (name, value) in &self.headers {
-            request = request.header(*name, value);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
         }
         let timeout = Duration::from_secs_f64(self.settings.request_timeout_s.min(self.settings.budget_s));
         self.read(request.config().timeout_global(Some(timeout)).build().call()).map_err(|failure| match failure {
