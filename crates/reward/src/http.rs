@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! POST /v1/score   scores of samples, see `protocol`
-//! GET  /v1/info    {"protocol": 1, "name", "version", "max_batch"?}
+//! GET  /v1/info    {"protocol": 1, "name", "version", "max_batch"?, "max_bytes"?}
 //! GET  /health     200 when it can score
 //! ```
 
@@ -126,6 +126,16 @@ impl HttpReward {
         Self { client: self.client.with_stop(stop), ..self }
     }
 
+    /// A request that is longer than the server takes would be refused while it is being sent.
+    fn check_length(&self, bytes: usize) -> Result<(), String> {
+        match self.info.get().and_then(|info| info.max_bytes) {
+            Some(most) if bytes > most => Err(format!(
+                "the request has {bytes} bytes, and the server takes at most {most}: lower `batch_size`, choose fewer `frames`, or set `encoding` to `jpeg` or `png`"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// What the server says of itself; asked once.
     ///
     /// # Errors
@@ -182,6 +192,7 @@ impl Reward for HttpReward {
 
     fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
         self.wire.score(self.name(), batch, batching, |request, key, read| {
+            self.check_length(request.len())?;
             self.client.post("/v1/score", "application/json", request, key).and_then(|answer| read(&answer))
         })
     }

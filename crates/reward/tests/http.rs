@@ -184,6 +184,21 @@ fn a_key_comes_from_the_environment() {
     assert!(error.message.contains("`api_key_env` is `NO_SUCH_VARIABLE_7`"), "{error}");
 }
 
+#[test]
+fn a_request_that_is_too_long_is_not_sent() {
+    let (url, scored) = stub(r#"{"protocol": 1, "name": "stub", "version": "1", "max_bytes": 4096}"#, None);
+    let reward = HttpReward::new(HttpSettings { connection: quick(), ..HttpSettings::new(&url) }).expect("settings");
+    reward.prepare().expect("ready");
+    let (prompt, frames) = clips(1).remove(0);
+    let error = reward.score(&[Sample::new(&prompt, &frames)]).remove(0).expect_err("five frames are more than that").to_string();
+    assert!(error.contains("the server takes at most 4096: lower `batch_size`"), "{error}");
+    assert_eq!(scored.load(Ordering::Relaxed), 0);
+    let first = HttpSettings { frames: FrameSelection::First, connection: quick(), ..HttpSettings::new(&url) };
+    let reward = HttpReward::new(first).expect("settings");
+    reward.prepare().expect("ready");
+    assert!(close(&values(&reward, &clips(1)), &[0.5]));
+}
+
 /// Without the packages of the site, whatever is installed.
 fn adapter(name: &str, folder: &Path) -> std::process::Output {
     let mut command = std::process::Command::new(common::python());

@@ -18,6 +18,9 @@ pub struct Info {
     /// Samples that it takes at once, if limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_batch: Option<usize>,
+    /// Bytes of a request that it takes, if limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<usize>,
 }
 
 #[derive(Deserialize)]
