@@ -206,6 +206,40 @@ fn a_missing_runtime_is_said() {
     assert!(message.contains("ONNX Runtime cannot be opened") && message.contains("pip download"), "{message}");
 }
 
+/// `reward check` of the recipe with `rewards`: its status, what it prints, and what it complains of.
+fn check(folder: &Path, name: &str, rewards: &str) -> (Option<i32>, String, String) {
+    let recipe = folder.join(format!("{name}.toml"));
+    std::fs::write(&recipe, format!("{}{rewards}", SMALL.replace("num_frames = 5", "num_frames = 5\nfps = 12"))).expect("write");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    let arguments = ["reward", "check", "--json", "--prompts", "2", "--samples-per-prompt", "2"];
+    let output = command.current_dir(root()).args(arguments).arg(&recipe).output().expect("runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Videos are shown to a reward at the recipe's speed, in requests of the sizes that are told; one that scores nothing is an error.
+#[test]
+fn a_reward_is_checked() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mine = "def fps(sample):\n    return sample.fps\n\ndef fails(sample):\n    raise RuntimeError('no model')\n";
+    std::fs::write(folder.path().join("mine.py"), mine).expect("write");
+    let tool = root().join("tools/reward_server.py").display().to_string();
+    let of = |function: &str| {
+        let server = Server::start(&[&tool, "--function", &format!("mine:{function}"), "--port", "0"], folder.path());
+        check(folder.path(), function, &format!("[[reward]]\ntype = \"http\"\nurl = {:?}\n", server.url))
+    };
+    let (status, printed, complaint) = of("fps");
+    assert_eq!(status, Some(0), "{complaint}");
+    let found: Value = serde_json::from_str(&printed).expect("JSON");
+    let [good, bad] = ["good", "bad"].map(|side| found[0]["ranking"][0][side].as_f64());
+    assert_eq!((good, bad), (Some(12.0), Some(12.0)), "{printed}");
+    let sizes: Vec<u64> = found[0]["throughput"].as_array().expect("a table").iter().filter_map(|t| t["batch_size"].as_u64()).collect();
+    assert_eq!(sizes, [1, 1, 4], "four videos");
+    let (status, printed, complaint) = of("fails");
+    assert_eq!(status, Some(2), "{printed}");
+    assert!(complaint.contains("`http` could score no video") && complaint.contains("RuntimeError: no model"), "{complaint}");
+}
+
 /// What the command says of a recipe that it refuses before anything is trained.
 fn refused(folder: &Path, name: &str, rewards: &str) -> String {
     let recipe = folder.join(format!("{name}.toml"));

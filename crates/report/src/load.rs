@@ -33,6 +33,14 @@ impl Subject {
     }
 }
 
+/// Whether nothing more is to come in `folder`: a run has written its summary, which it does last, a comparison its table.
+///
+/// # Errors
+/// As [`Subject::load`].
+pub fn is_over(folder: &Path) -> Result<bool> {
+    Ok(folder.join(TABLE).exists() || (folder.join(RECIPE).exists() && Run::load(folder, 0)?.summary.is_some()))
+}
+
 /// The run folders `runs/RECIPE/SEED` of a comparison, in order of their names.
 fn runs_of_comparison(folder: &Path) -> Vec<PathBuf> {
     let inside = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
@@ -93,7 +101,7 @@ pub struct Run {
     pub timings: Vec<Value>,
     /// Lines of eval.jsonl.
     pub evals: Vec<Value>,
-    /// summary.json, once the run is over.
+    /// summary.json, once the run is over; one from before the run was extended does not count.
     pub summary: Option<Value>,
     /// Videos, largest gain first.
     pub videos: Vec<VideoPair>,
@@ -150,14 +158,17 @@ impl Run {
         let recipe = folder.join(RECIPE);
         let hint = "give a folder that `flash-grpo train` or `flash-grpo compare` wrote";
         let recipe = std::fs::read_to_string(&recipe).map_err(|e| Error::File { path: recipe.clone(), reason: e.to_string(), hint })?;
+        let metrics = lines(&folder.join("metrics.jsonl"))?;
+        let summary: Option<Value> = json(&folder.join("summary.json"), ANEW)?;
+        let of_now = |summary: &Value| summary.get("iterations").is_none_or(|made| made.as_u64() == Some(metrics.len() as u64));
         Ok(Self {
             name: folder_name(folder),
             folder: folder.to_owned(),
             recipe,
-            metrics: lines(&folder.join("metrics.jsonl"))?,
+            summary: summary.filter(of_now),
+            metrics,
             timings: lines(&folder.join("timings.jsonl"))?,
             evals: lines(&folder.join("eval.jsonl"))?,
-            summary: json(&folder.join("summary.json"), ANEW)?,
             videos: videos(folder, most)?,
         })
     }

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Iterations over which noisy curves are averaged.
 pub(crate) const WINDOW: usize = 10;
@@ -231,8 +231,13 @@ fn charts(run: &Run) -> Vec<Markup> {
         ("KL to the reference", non_zero(metric("kl"))),
         ("seconds per iteration", times(run)),
     ];
-    let over_iterations = all.iter().map(|(title, series)| figure(&Axes::iterations(title), series, Size::Normal));
-    over_iterations.chain(by_step(run)).collect()
+    let over_iterations = |(title, series): &(&str, Vec<Series>)| figure(&Axes::iterations(title), series, Size::Normal);
+    let (reward, others) = all.split_at(1);
+    let several = each_reward(run).into_iter().map(|series| {
+        let title = format!("{}, before its weight, mean of {WINDOW}", series.name);
+        figure(&Axes::iterations(&title), &[series], Size::Normal)
+    });
+    reward.iter().map(over_iterations).chain(several).chain(others.iter().map(over_iterations)).chain(by_step(run)).collect()
 }
 
 /// What each denoising step contributed, over the whole run.
@@ -260,11 +265,27 @@ fn non_zero(series: Series) -> Vec<Series> {
     if series.points.iter().any(|(_, y)| *y != 0.0) { vec![series] } else { Vec::new() }
 }
 
+/// Each of several rewards, for a chart of its own: their scales differ.
+fn each_reward(run: &Run) -> Vec<Series> {
+    let names: Vec<&str> = component_names(run).into_iter().filter(|name| !name.contains('.')).collect();
+    let names = if names.len() > 1 { names } else { Vec::new() };
+    names.into_iter().map(|name| component(run, 0, name)).collect()
+}
+
+/// What rewards say of themselves, as `REWARD.PART`.
 fn parts(run: &Run) -> Vec<Series> {
-    let first = run.metrics.first().and_then(|line| line.get("reward_components")).and_then(Value::as_object);
-    let names = first.into_iter().flat_map(|parts| parts.keys()).filter(|name| name.contains('.'));
-    let of = |(i, name): (usize, &String)| series(run, i, name, |line| line.get("reward_components")?.get(name)?.as_f64()).smooth(WINDOW);
-    names.enumerate().map(of).collect()
+    let names = component_names(run).into_iter().filter(|name| name.contains('.'));
+    names.enumerate().map(|(i, name)| component(run, i, name)).collect()
+}
+
+/// Those of every iteration: one may be missing where no sample has it.
+fn component_names(run: &Run) -> BTreeSet<&str> {
+    let parts = run.metrics.iter().filter_map(|line| line.get("reward_components")?.as_object());
+    parts.flat_map(|parts| parts.keys().map(String::as_str)).collect()
+}
+
+fn component(run: &Run, i: usize, name: &str) -> Series {
+    series(run, i, name, |line| line.get("reward_components")?.get(name)?.as_f64()).smooth(WINDOW)
 }
 
 /// Nothing for a single reward.

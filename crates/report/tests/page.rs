@@ -75,6 +75,46 @@ fn a_finished_run_says_what_came_out() {
     }
 }
 
+/// Of several rewards each has its curve, also one that the first iteration lacks; a single one is in the first chart already.
+#[test]
+fn several_rewards_have_a_curve_each() {
+    let folder = run();
+    let has = |page: &str, name: &str| page.contains(&format!("<figcaption>{name}, before its weight, mean of 10</figcaption>"));
+    assert!(!has(&page_of(folder.path()).expect("page"), "shapes"));
+    let line = |i: u32| {
+        let late = if i > 0 {
+            json!({ "shapes": 0.1 * f64::from(i), "hps": 7.5 - f64::from(i), "hps.text": 0.2 * f64::from(i) })
+        } else {
+            json!({ "shapes": 0.0 })
+        };
+        json!({ "iteration": i, "reward_mean": 0.1 * f64::from(i), "reward_components": late }).to_string() + "\n"
+    };
+    write(folder.path(), "metrics.jsonl", &(0..5).map(line).collect::<String>());
+    let page = page_of(folder.path()).expect("page");
+    assert!(has(&page, "shapes") && has(&page, "hps"), "{page}");
+    assert!(page.contains("<figcaption>parts of the reward, mean of 10</figcaption>"));
+}
+
+/// The summary from before a run was extended is not its result.
+#[test]
+fn an_extended_run_is_under_way_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    common::finished_run(folder.path(), "flash-grpo", 1, 0.1);
+    let over = || report::load::is_over(folder.path()).expect("a run");
+    let summary = std::fs::read_to_string(folder.path().join("summary.json")).expect("summary");
+    assert!(over(), "a summary without a count is taken as it is");
+    let counted = |made: u32| {
+        let mut summary: serde_json::Value = serde_json::from_str(&summary).expect("json");
+        summary["iterations"] = made.into();
+        write(folder.path(), "summary.json", &summary.to_string());
+    };
+    counted(40);
+    assert!(over());
+    counted(20);
+    assert!(!over());
+    assert!(page_of(folder.path()).expect("page").contains("under way: 40 iterations"));
+}
+
 #[test]
 fn a_folder_without_a_run_is_an_error() {
     let folder = tempfile::tempdir().expect("folder");

@@ -1,20 +1,23 @@
 //! Reward servers of existing training code (Flow-GRPO, DDPO and their descendants): pickles over HTTP, images in, numbers out.
 //!
 //! ```text
-//! request   {"images": [JPEG, ..], "prompts": [str, ..], "metadata": [dict, ..]}     one entry per frame
-//! answer    {"scores": [number, ..]}                                                 floats, numpy numbers or arrays
+//! request   {"images": [JPEG, ..], "prompts": [str, ..], "metadata": [dict, ..], ..}     one entry per frame, then what `extra` says
+//! answer    {"scores": [number, ..]}                                                     floats, numpy numbers or arrays
 //! ```
 //!
 //! The answer is read as data; see [`crate::pickle`].
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::encode::Image;
 use crate::error::require;
 use crate::http::{check_batching, check_url, one};
 use crate::net::{Client, ConnectionSettings};
 use crate::pickle::{self, Pickled};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
+use crate::{
+    Aggregation, Batching, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel,
+};
 
 /// `type = "flow-grpo"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +31,7 @@ pub struct FlowGrpoSettings {
     /// What their scores become.
     #[serde(default)]
     pub aggregate: Aggregation,
-    /// How they are sent; such servers open JPEG and PNG alike.
+    /// How they are sent: as JPEG, which all such servers open, or as PNG; those of GenEval and DeQA open nothing but JPEG.
     #[serde(default = "jpeg")]
     pub encoding: Encoding,
     /// Samples of a request.
@@ -46,6 +49,12 @@ pub struct FlowGrpoSettings {
     /// The request's key of the metadata; empty to send none.
     #[serde(default = "metadata")]
     pub metadata_key: String,
+    /// Further entries of the request, the same in every one, such as `{ only_strict = true }`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub extra: Map<String, Value>,
+    /// The environment variable with the API key, which is sent as `Authorization: Bearer KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
     /// Changes whenever values would: such servers cannot say it themselves. Without it, nothing is cached.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
@@ -53,6 +62,9 @@ pub struct FlowGrpoSettings {
     #[serde(default)]
     pub connection: ConnectionSettings,
 }
+
+/// The request's key of the images.
+const IMAGES: &str = "images";
 
 fn jpeg() -> Encoding {
     Encoding::Jpeg
@@ -83,6 +95,8 @@ impl FlowGrpoSettings {
             scores_key: scores(),
             prompts_key: prompts(),
             metadata_key: metadata(),
+            extra: Map::new(),
+            api_key_env: None,
             version: String::new(),
             connection: ConnectionSettings::default(),
         }
@@ -94,6 +108,9 @@ impl FlowGrpoSettings {
         self.aggregate.validate()?;
         require(self.encoding != Encoding::Raw, "encoding", "raw", "`jpeg` or `png`", "such servers open image files")?;
         check_batching(self.batch_size, self.concurrency)?;
+        let taken = self.extra.keys().find(|key| [IMAGES, &self.prompts_key, &self.metadata_key].contains(&key.as_str()));
+        let hint = "`prompts_key` and `metadata_key` rename those";
+        require(taken.is_none(), "extra", taken.map_or("", |key| key), "keys that the request does not have already", hint)?;
         self.connection.validate()
     }
 }
@@ -106,10 +123,11 @@ pub struct FlowGrpoReward {
 
 impl FlowGrpoReward {
     /// # Errors
-    /// Settings that cannot be used. The server is not contacted yet.
+    /// Settings that cannot be used; an API key that is not in the environment. The server is not contacted yet.
     pub fn new(settings: FlowGrpoSettings) -> Result<Self, SetupError> {
         settings.validate()?;
-        Ok(Self { client: Client::new(&settings.url, settings.connection), settings })
+        let client = Client::new(&settings.url, settings.connection).with_api_key(settings.api_key_env.as_deref())?;
+        Ok(Self { client, settings })
     }
 
     /// The same, giving up once it is asked to.
@@ -146,9 +164,9 @@ impl FlowGrpoReward {
             let bytes = Image::of(sample.frames, index).encode(self.settings.encoding);
             bytes.map(Pickled::Bytes)
         };
-        let nothing = serde_json::json!({});
+        let nothing = Value::Object(Map::new());
         let mut items = vec![
-            (Pickled::Str("images".to_owned()), Pickled::List(pairs().map(image).collect::<Result<_, _>>()?)),
+            (Pickled::Str(IMAGES.to_owned()), Pickled::List(pairs().map(image).collect::<Result<_, _>>()?)),
             (
                 Pickled::Str(self.settings.prompts_key.clone()),
                 Pickled::List(pairs().map(|(sample, _)| Pickled::Str(sample.prompt.to_owned())).collect()),
@@ -158,6 +176,7 @@ impl FlowGrpoReward {
             let metadata = pairs().map(|(sample, _)| Pickled::from_json(sample.metadata.unwrap_or(&nothing))).collect();
             items.push((Pickled::Str(self.settings.metadata_key.clone()), Pickled::List(metadata)));
         }
+        items.extend(self.settings.extra.iter().map(|(key, value)| (Pickled::Str(key.clone()), Pickled::from_json(value))));
         Ok(Pickled::Dict(items))
     }
 }
@@ -176,14 +195,29 @@ impl Reward for FlowGrpoReward {
     }
 
     fn identity(&self) -> Option<String> {
-        let FlowGrpoSettings { url, frames, aggregate, encoding, scores_key, version, .. } = &self.settings;
-        let settings = serde_json::to_string(&(url, frames, aggregate, encoding, scores_key, version)).ok()?;
-        (!version.is_empty()).then(|| format!("flow-grpo {settings}"))
+        // How to reach the server is no part of what it says.
+        let settings = FlowGrpoSettings {
+            batch_size: 1,
+            concurrency: 1,
+            api_key_env: None,
+            connection: ConnectionSettings::default(),
+            ..self.settings.clone()
+        };
+        let settings = serde_json::to_string(&settings).ok()?;
+        (!self.settings.version.is_empty()).then(|| format!("flow-grpo {settings}"))
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        let chunks: Vec<&[Sample<'_>]> = batch.chunks(self.settings.batch_size.max(1)).collect();
-        let scores = parallel::map(&chunks, self.settings.concurrency, |chunk| {
+        self.score_batched(batch, Batching { batch_size: self.settings.batch_size, concurrency: self.settings.concurrency })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching::LARGEST)
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        let chunks: Vec<&[Sample<'_>]> = batch.chunks(batching.batch_size.max(1)).collect();
+        let scores = parallel::map(&chunks, batching.concurrency, |chunk| {
             let scores = self.score_chunk(chunk).unwrap_or_else(|reason| chunk.iter().map(|_| Err(reason.clone())).collect());
             let named =
                 |(sample, score): (&Sample<'_>, Result<_, String>)| score.map_err(|e| RewardError::new(self.name(), sample.prompt, e));

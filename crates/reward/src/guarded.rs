@@ -1,6 +1,6 @@
 //! What every reward must satisfy, whoever wrote it.
 
-use crate::{Reward, RewardError, Sample, Scored, SetupError};
+use crate::{Batching, Reward, RewardError, Sample, Scored, SetupError};
 
 /// A reward under a name of the recipe, held to the contract:
 ///
@@ -38,6 +38,14 @@ impl<R: Reward> Guarded<R> {
             _ => Ok(score),
         }
     }
+
+    fn all_checked(&self, batch: &[Sample<'_>], scores: Vec<Scored>) -> Vec<Scored> {
+        if scores.len() != batch.len() {
+            let reason = format!("the reward gave {} results for {} samples", scores.len(), batch.len());
+            return batch.iter().map(|sample| Err(RewardError::new(&self.name, sample.prompt, &reason))).collect();
+        }
+        batch.iter().zip(scores).map(|(sample, scored)| self.checked(sample, scored)).collect()
+    }
 }
 
 impl<R: Reward> Reward for Guarded<R> {
@@ -58,12 +66,15 @@ impl<R: Reward> Reward for Guarded<R> {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        let scores = self.inner.score(batch);
-        if scores.len() != batch.len() {
-            let reason = format!("the reward gave {} results for {} samples", scores.len(), batch.len());
-            return batch.iter().map(|sample| Err(RewardError::new(&self.name, sample.prompt, &reason))).collect();
-        }
-        batch.iter().zip(scores).map(|(sample, scored)| self.checked(sample, scored)).collect()
+        self.all_checked(batch, self.inner.score(batch))
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        self.inner.largest_batching()
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        self.all_checked(batch, self.inner.score_batched(batch, batching))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! POST /v1/score   scores of samples, see `protocol`
-//! GET  /v1/info    {"protocol": 1, "name", "version", "max_batch"?}
+//! GET  /v1/info    {"protocol": 1, "name", "version", "max_batch"?, "max_bytes"?}
 //! GET  /health     200 when it can score
 //! ```
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::net::{Client, ConnectionSettings};
 use crate::protocol::{Info, PROTOCOL, Wire, beginning};
-use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
+use crate::{Aggregation, Batching, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
 
 /// `type = "http"`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,9 @@ pub struct HttpSettings {
     /// Requests at once.
     #[serde(default = "one")]
     pub concurrency: usize,
+    /// The environment variable with the API key, which is sent as `Authorization: Bearer KEY`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
     /// Timeouts, retries, limits.
     #[serde(default)]
     pub connection: ConnectionSettings,
@@ -60,8 +63,13 @@ impl HttpSettings {
             shared_folder: None,
             batch_size: 1,
             concurrency: 1,
+            api_key_env: None,
             connection: ConnectionSettings::default(),
         }
+    }
+
+    fn batching(&self) -> Batching {
+        Batching { batch_size: self.batch_size, concurrency: self.concurrency }
     }
 
     pub(crate) fn validate(&self) -> Result<(), SetupError> {
@@ -82,8 +90,12 @@ pub(crate) fn check_url(url: &str) -> Result<(), SetupError> {
 }
 
 pub(crate) fn check_batching(batch_size: usize, concurrency: usize) -> Result<(), SetupError> {
-    require((1..=4096).contains(&batch_size), "batch_size", batch_size, "1 to 4096", "samples of one request")?;
-    require((1..=256).contains(&concurrency), "concurrency", concurrency, "1 to 256", "requests at once; each holds its frames in memory")
+    let most = Batching::LARGEST;
+    let fits = (1..=most.batch_size).contains(&batch_size);
+    require(fits, "batch_size", batch_size, &format!("1 to {}", most.batch_size), "samples of one request")?;
+    let fits = (1..=most.concurrency).contains(&concurrency);
+    let hint = "requests at once; each holds its frames in memory";
+    require(fits, "concurrency", concurrency, &format!("1 to {}", most.concurrency), hint)
 }
 
 /// Scores by asking a server.
@@ -96,7 +108,7 @@ pub struct HttpReward {
 
 impl HttpReward {
     /// # Errors
-    /// Settings that cannot be used. The server is not contacted yet.
+    /// Settings that cannot be used; an API key that is not in the environment. The server is not contacted yet.
     pub fn new(settings: HttpSettings) -> Result<Self, SetupError> {
         settings.validate()?;
         let wire = Wire {
@@ -104,15 +116,24 @@ impl HttpReward {
             aggregate: settings.aggregate,
             encoding: settings.encoding,
             shared_folder: settings.shared_folder.clone(),
-            batch_size: settings.batch_size,
-            concurrency: settings.concurrency,
         };
-        Ok(Self { client: Client::new(&settings.url, settings.connection), wire, settings, info: OnceLock::new() })
+        let client = Client::new(&settings.url, settings.connection).with_api_key(settings.api_key_env.as_deref())?;
+        Ok(Self { client, wire, settings, info: OnceLock::new() })
     }
 
     /// The same, giving up once it is asked to.
     pub fn with_stop(self, stop: Stop) -> Self {
         Self { client: self.client.with_stop(stop), ..self }
+    }
+
+    /// A request that is longer than the server takes would be refused while it is being sent.
+    fn check_length(&self, bytes: usize) -> Result<(), String> {
+        match self.info.get().and_then(|info| info.max_bytes) {
+            Some(most) if bytes > most => Err(format!(
+                "the request has {bytes} bytes, and the server takes at most {most}: lower `batch_size`, choose fewer `frames`, or set `encoding` to `jpeg` or `png`"
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// What the server says of itself; asked once.
@@ -161,7 +182,17 @@ impl Reward for HttpReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        self.wire.score(self.name(), batch, |request, key, read| {
+        self.score_batched(batch, self.settings.batching())
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        let most = self.info.get().and_then(|info| info.max_batch).unwrap_or(Batching::LARGEST.batch_size);
+        Some(Batching { batch_size: most, ..Batching::LARGEST })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        self.wire.score(self.name(), batch, batching, |request, key, read| {
+            self.check_length(request.len())?;
             self.client.post("/v1/score", "application/json", request, key).and_then(|answer| read(&answer))
         })
     }

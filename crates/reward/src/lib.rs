@@ -84,6 +84,20 @@ impl From<f64> for RewardBreakdown {
     }
 }
 
+/// How samples are handed to whoever scores them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batching {
+    /// Samples of a request.
+    pub batch_size: usize,
+    /// Requests at once.
+    pub concurrency: usize,
+}
+
+impl Batching {
+    /// The most that a recipe may ask for.
+    pub const LARGEST: Self = Self { batch_size: 4096, concurrency: 256 };
+}
+
 /// What becomes of one sample.
 pub type Scored = Result<RewardBreakdown, RewardError>;
 
@@ -116,6 +130,16 @@ pub trait Reward: Send + Sync {
 
     /// One result per sample, in order.
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored>;
+
+    /// The most that [`score_batched`](Self::score_batched) can do; `None` where there is nothing to choose.
+    fn largest_batching(&self) -> Option<Batching> {
+        None
+    }
+
+    /// [`score`](Self::score) with another batching than the recipe's, to find out which is fast.
+    fn score_batched(&self, batch: &[Sample<'_>], _batching: Batching) -> Vec<Scored> {
+        self.score(batch)
+    }
 }
 
 impl<R: Reward + ?Sized> Reward for Box<R> {
@@ -137,6 +161,14 @@ impl<R: Reward + ?Sized> Reward for Box<R> {
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         (**self).score(batch)
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        (**self).largest_batching()
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        (**self).score_batched(batch, batching)
     }
 }
 

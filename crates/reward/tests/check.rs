@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use reward::check::{Bad, CheckOptions, RewardCheck, check, spoil};
 use reward::http::{HttpReward, HttpSettings};
-use reward::{Reward, Sample, Scored, ShapesReward};
+use reward::{Batching, Reward, RewardError, Sample, Scored, ShapesReward};
 use shapes::{RenderOptions, all_captions, render};
 use video::Frames;
 
@@ -34,7 +34,8 @@ fn checked(reward: &dyn Reward) -> RewardCheck {
 #[test]
 fn the_verifier_is_fit() {
     let found = checked(&ShapesReward);
-    assert_eq!((found.samples, found.errors, found.noise), (16 * 5, 0, 0.0));
+    assert_eq!((found.samples, found.errors, found.noise), (16 * 5, 0, Some(0.0)));
+    assert!(found.throughput.is_empty() && found.recommended.is_none(), "it makes no requests: {found}");
     assert_eq!(found.ranking.iter().map(|r| r.against.as_str()).collect::<Vec<_>>(), ["other prompt", "still", "noise", "grey"]);
     assert!(found.ranking.iter().all(|ranking| ranking.auc == 1.0), "{found}");
     let text = found.to_string();
@@ -44,7 +45,7 @@ fn the_verifier_is_fit() {
     assert_eq!(serde_json::from_str::<RewardCheck>(&json).expect("back"), found);
 }
 
-/// Says something else every time, whatever it sees, and takes its time for each call.
+/// Says something else every time, whatever it sees, and takes its time for each request, of one sample where nobody wishes otherwise.
 struct Dice(AtomicU64);
 
 impl Reward for Dice {
@@ -53,7 +54,15 @@ impl Reward for Dice {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        std::thread::sleep(Duration::from_millis(20));
+        self.score_batched(batch, Batching { batch_size: 1, concurrency: 1 })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching { batch_size: 8, concurrency: 1 })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        batch.chunks(batching.batch_size).for_each(|_| std::thread::sleep(Duration::from_millis(5)));
         let roll = || (self.0.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / (1u64 << 24) as f64;
         batch.iter().map(|_| Ok(roll().into())).collect()
     }
@@ -62,16 +71,69 @@ impl Reward for Dice {
 #[test]
 fn noise_is_told_from_knowledge() {
     let found = checked(&Dice(AtomicU64::new(0)));
-    assert!(found.noise > 0.1 && found.ranking.iter().all(|ranking| (0.2..0.8).contains(&ranking.auc)), "{found}");
+    assert!(found.noise > Some(0.1) && found.ranking.iter().all(|ranking| (0.2..0.8).contains(&ranking.auc)), "{found}");
     assert!(found.warnings.iter().any(|warning| warning.contains("scoring the same video twice")), "{found}");
     assert!(found.warnings.iter().any(|warning| warning.contains("hardly rank above")), "{found}");
-    assert!(found.latency_s[0] >= 0.02);
-    let of = |batch_size, concurrency| {
-        let found = found.throughput.iter().find(|t| (t.batch_size, t.concurrency) == (batch_size, concurrency));
-        found.expect("measured").samples_per_s
-    };
-    assert!(of(16, 1) > of(1, 1), "calls take the same whatever their size: {found}");
-    assert!(found.recommended.is_some());
+    assert!(found.latency_s.is_some_and(|[median, _]| median >= 0.005));
+    let tried: Vec<(usize, usize)> = found.throughput.iter().map(|t| (t.batch_size, t.concurrency)).collect();
+    assert_eq!(tried, [(1, 1), (4, 1), (8, 1)], "as far as it goes");
+    assert_eq!(found.recommended.map(|t| t.batch_size), Some(8), "requests take the same whatever their size: {found}");
+}
+
+/// Refuses requests of more than so many samples.
+struct Refuses(usize);
+
+impl Reward for Refuses {
+    fn name(&self) -> &str {
+        "refuses"
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        self.score_batched(batch, Batching { batch_size: 1, concurrency: 1 })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching::LARGEST)
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        let one = |sample: &Sample<'_>| match batching.batch_size <= self.0 {
+            true => Ok(sample.fps.into()),
+            false => Err(RewardError::new("refuses", sample.prompt, "too many")),
+        };
+        batch.iter().map(one).collect()
+    }
+}
+
+#[test]
+fn a_batching_that_fails_is_not_recommended() {
+    let found = checked(&Refuses(1));
+    let errors: Vec<(usize, usize)> = found.throughput.iter().map(|t| (t.batch_size, t.errors)).collect();
+    assert_eq!(errors, [(1, 0), (1, 0), (4, 16)], "nothing larger is tried");
+    assert_eq!(found.recommended.map(|t| t.batch_size), Some(1));
+    assert!(found.to_string().contains("  4 a request,  1 at once: 16 samples could not be scored"), "{found}");
+}
+
+#[test]
+fn of_a_reward_that_scores_nothing_nothing_is_said() {
+    let found = checked(&Refuses(0));
+    assert!(!found.scores());
+    assert_eq!((found.samples, found.errors, found.noise, found.latency_s), (16, 16, None, None));
+    assert!(found.throughput.is_empty() && found.ranking.is_empty());
+    assert!(found.to_string().contains("nothing could be scored: reward `refuses` cannot score the prompt"), "{found}");
+}
+
+#[test]
+fn bad_videos_come_with_what_belongs_to_their_prompt() {
+    let good = good();
+    let metadata: Vec<serde_json::Value> = good.iter().map(|(prompt, _)| serde_json::json!({ "of": prompt })).collect();
+    let pairs = good.iter().zip(&metadata);
+    let samples: Vec<Sample<'_>> =
+        pairs.map(|((prompt, frames), metadata)| Sample { fps: 24.0, metadata: Some(metadata), ..Sample::new(prompt, frames) }).collect();
+    let of_its_prompt = |sample: &Sample<'_>| sample.metadata.is_some_and(|metadata| metadata["of"] == sample.prompt);
+    for spoiled in spoil(&samples) {
+        assert!(spoiled.bad().samples.iter().all(|sample| sample.fps == 24.0 && of_its_prompt(sample)), "{}", spoiled.name);
+    }
 }
 
 #[test]
@@ -99,6 +161,20 @@ fn a_server_can_be_checked() {
     let settings = HttpSettings { connection: common::quick(), ..HttpSettings::new(&server.url) };
     let found = checked(&HttpReward::new(settings).expect("settings"));
     eprintln!("{found}");
-    assert_eq!((found.errors, found.noise), (0, 0.0));
-    assert!(found.latency_s[0] > 0.0 && found.recommended.is_some());
+    assert_eq!((found.errors, found.noise), (0, Some(0.0)));
+    assert!(found.latency_s.is_some_and(|[median, _]| median > 0.0) && found.recommended.is_some());
+}
+
+/// Batch sizes and requests at once are those of the requests, not of calls into a reward that cuts them as its recipe says.
+#[test]
+fn the_tried_batching_is_what_a_server_gets() {
+    let folder = tempfile::tempdir().expect("folder");
+    let function = "def score(samples):\n    print(len(samples), file=open('sizes', 'a'), flush=True)\n    return [0.5] * len(samples)\n";
+    std::fs::write(folder.path().join("mine.py"), function).expect("write");
+    let server = common::Server::python(&[&common::reward_server(), "--function", "mine:score", "--port", "0", "--batch"], folder.path());
+    let settings = HttpSettings { connection: common::quick(), ..HttpSettings::new(&server.url) };
+    let found = checked(&HttpReward::new(settings).expect("settings"));
+    assert!(found.throughput.iter().any(|t| t.batch_size == 16));
+    let sizes = std::fs::read_to_string(folder.path().join("sizes")).expect("sizes");
+    assert!(["1", "4", "16"].iter().all(|size| sizes.lines().any(|line| line == *size)), "{sizes}");
 }

@@ -81,6 +81,13 @@ fn a_process_that_always_dies_is_given_up_with_its_last_words() {
 }
 
 #[test]
+fn a_program_that_ends_at_once_is_said_before_a_run() {
+    let reward = CommandReward::new(CommandSettings::new(&["sh", "-c", "echo no such script >&2; exit 2"])).expect("settings");
+    let error = reward.prepare().expect_err("it ended").to_string();
+    assert!(error.contains("the process ended at once, before it was asked (exit status: 2); it last said: no such script"), "{error}");
+}
+
+#[test]
 fn a_process_that_hangs_is_killed_with_what_it_started() {
     let folder = tempfile::tempdir().expect("folder");
     let pids = folder.path().join("pids");

@@ -5,11 +5,12 @@
 mod common;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::{Server, clips, mean_byte, python, quick, test_file};
 use reward::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
 use reward::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored};
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn score(kind: &str, change: impl FnOnce(&mut FlowGrpoSettings)) -> Vec<Scored> {
     let server = Server::start(Command::new(python()).args([&test_file("stubs/pickle_server.py"), kind]));
@@ -69,6 +70,56 @@ fn a_number_that_is_none_costs_its_sample_only() {
 fn too_few_scores_are_an_error() {
     let error = score("short", |_| {}).remove(0).expect_err("short").to_string();
     assert!(error.contains("the answer has 9 scores for 10 images"), "{error}");
+}
+
+#[test]
+fn the_server_of_geneval_gets_what_it_wants() {
+    let server = Server::start(Command::new(python()).args([&test_file("stubs/pickle_server.py"), "geneval"]).env("STUB_KEY", "reward"));
+    let settings = FlowGrpoSettings {
+        metadata_key: "meta_datas".into(),
+        extra: [("only_strict".to_owned(), json!(true))].into_iter().collect(),
+        api_key_env: Some("CARGO_PKG_NAME".into()),
+        batch_size: 2,
+        connection: quick(),
+        ..FlowGrpoSettings::new(&server.url)
+    };
+    let of = |change: &dyn Fn(&mut FlowGrpoSettings)| {
+        let mut settings = settings.clone();
+        change(&mut settings);
+        FlowGrpoReward::new(settings).expect("settings")
+    };
+    let (reward, clips) = (of(&|_| {}), clips(3));
+    let metadata: Vec<Value> = clips.iter().map(|(prompt, _)| json!({"tag": "single_object", "include": [], "prompt": prompt})).collect();
+    let pairs = clips.iter().zip(&metadata);
+    let batch: Vec<Sample<'_>> =
+        pairs.map(|((prompt, frames), metadata)| Sample { metadata: Some(metadata), ..Sample::new(prompt, frames) }).collect();
+    assert!(reward.score(&batch).iter().all(Result::is_ok), "{:?}", reward.score(&batch));
+    for (change, reason) in [
+        (&(|s: &mut FlowGrpoSettings| s.extra.clear()) as &dyn Fn(&mut FlowGrpoSettings), "KeyError: 'only_strict'"),
+        (&|s| s.metadata_key = "metadata".into(), "KeyError: 'meta_datas'"),
+        (&|s| s.encoding = Encoding::Png, "OSError: not a JPEG"),
+        (&|s| s.api_key_env = None, "401 Unauthorized"),
+    ] {
+        let start = Instant::now();
+        let error = of(change).score(&batch[..1]).remove(0).expect_err(reason).to_string();
+        assert!(error.contains(reason), "{reason}: {error}");
+        assert!(start.elapsed() < Duration::from_secs(10), "a traceback is not asked for again until the budget is over");
+    }
+    let without = Sample::new(batch[0].prompt, batch[0].frames);
+    let error = reward.score(&[without]).remove(0).expect_err("nothing to look for").to_string();
+    assert!(error.contains("gave up after 5 attempts") && error.ends_with("KeyError: 'tag'"), "{error}");
+}
+
+#[test]
+fn settings_are_checked() {
+    let refused = |change: fn(&mut FlowGrpoSettings)| {
+        let mut settings = FlowGrpoSettings::new("http://127.0.0.1:1");
+        change(&mut settings);
+        FlowGrpoReward::new(settings).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let twice = refused(|s| s.extra = [("images".to_owned(), json!(1))].into_iter().collect());
+    assert!(twice.contains("`extra` is `images`, expected keys that the request does not have already"), "{twice}");
+    assert!(refused(|s| s.api_key_env = Some("NO_SUCH_VARIABLE_7".into())).contains("`api_key_env` is `NO_SUCH_VARIABLE_7`"));
 }
 
 #[test]

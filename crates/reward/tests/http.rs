@@ -2,7 +2,11 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Server, clips, mean_byte, mean_byte_of, quick, reward_server};
 use reward::http::{HttpReward, HttpSettings};
@@ -125,6 +129,74 @@ fn a_server_that_is_not_there_is_said_before_a_run() {
     assert!(error.starts_with("reward `http`: no `/v1/info` from `http://127.0.0.1:1`: "), "{error}");
     assert!(error.contains("\nhint: start it first"), "{error}");
     assert_eq!(reward.identity(), None);
+}
+
+/// A server that says `info` of itself and gives every sample 0.5, if it is asked with `authorization`; how many requests it scored.
+fn stub(info: &'static str, authorization: Option<&'static str>) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let scored = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&scored);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.expect("a connection"));
+            let (mut head, mut length, mut line) = (String::new(), 0, String::new());
+            while stream.read_line(&mut line).is_ok_and(|read| read > 2) {
+                length = line.to_ascii_lowercase().strip_prefix("content-length:").map_or(length, |n| n.trim().parse().expect("a number"));
+                head += &std::mem::take(&mut line);
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).expect("the body");
+            let known = authorization.is_none_or(|key| head.to_ascii_lowercase().contains(&format!("authorization: {key}\r\n")));
+            let (status, answer) = match (known, body.is_empty()) {
+                (false, _) => ("401 Unauthorized", "who are you?".to_owned()),
+                (true, true) => ("200 OK", info.to_owned()),
+                (true, false) => {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let request: serde_json::Value = serde_json::from_slice(&body).expect("json");
+                    ("200 OK", serde_json::json!({"scores": [{"id": request["samples"][0]["id"], "value": 0.5}]}).to_string())
+                }
+            };
+            let length = answer.len();
+            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{answer}");
+            let _ = stream.get_mut().write_all(answer.as_bytes());
+        }
+    });
+    (url, scored)
+}
+
+#[test]
+fn a_key_comes_from_the_environment() {
+    // Cargo's own variable stands in for one with the key: tests cannot set variables safely.
+    let (url, _) = stub(r#"{"protocol": 1, "name": "stub", "version": "1"}"#, Some("bearer reward"));
+    let with = |variable: Option<&str>| {
+        let api_key_env = variable.map(str::to_owned);
+        HttpReward::new(HttpSettings { api_key_env, connection: quick(), ..HttpSettings::new(&url) })
+    };
+    let reward = with(Some("CARGO_PKG_NAME")).expect("settings");
+    reward.prepare().expect("the key is known");
+    assert!(close(&values(&reward, &clips(2)), &[0.5, 0.5]));
+    assert!(!reward.identity().expect("identity").contains("CARGO_PKG_NAME"));
+    let error = with(None).expect("settings").prepare().expect_err("no key").to_string();
+    assert!(error.contains("401 Unauthorized`: who are you?"), "{error}");
+    let error = with(Some("NO_SUCH_VARIABLE_7")).map(drop).expect_err("not set");
+    assert_eq!(error.field, "api_key_env");
+    assert!(error.message.contains("`api_key_env` is `NO_SUCH_VARIABLE_7`"), "{error}");
+}
+
+#[test]
+fn a_request_that_is_too_long_is_not_sent() {
+    let (url, scored) = stub(r#"{"protocol": 1, "name": "stub", "version": "1", "max_bytes": 4096}"#, None);
+    let reward = HttpReward::new(HttpSettings { connection: quick(), ..HttpSettings::new(&url) }).expect("settings");
+    reward.prepare().expect("ready");
+    let (prompt, frames) = clips(1).remove(0);
+    let error = reward.score(&[Sample::new(&prompt, &frames)]).remove(0).expect_err("five frames are more than that").to_string();
+    assert!(error.contains("the server takes at most 4096: lower `batch_size`"), "{error}");
+    assert_eq!(scored.load(Ordering::Relaxed), 0);
+    let first = HttpSettings { frames: FrameSelection::First, connection: quick(), ..HttpSettings::new(&url) };
+    let reward = HttpReward::new(first).expect("settings");
+    reward.prepare().expect("ready");
+    assert!(close(&values(&reward, &clips(1)), &[0.5]));
 }
 
 /// Without the packages of the site, whatever is installed.

@@ -94,12 +94,42 @@ fn a_scorer_gives_the_numbers_of_its_network() {
     ));
 }
 
+/// The fixture, made to take exactly one image of any size: its first size is the number 1 in place of a name.
+fn for_one_image(folder: &Path) -> PathBuf {
+    let mut bytes = std::fs::read(fixture("scorer.onnx")).expect("the fixture");
+    // dim_param "n", and dim_value 1 in as many bytes
+    let (named, one) = (b"\x0a\x03\x12\x01n", b"\x0a\x03\x08\x81\x00");
+    let places: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i..].starts_with(named)).collect();
+    assert_eq!(places.len(), 2, "of input and output");
+    places.into_iter().for_each(|place| bytes[place..place + one.len()].copy_from_slice(one));
+    let path = folder.join("one.onnx");
+    std::fs::write(&path, bytes).expect("write");
+    path
+}
+
+#[test]
+fn a_network_for_one_image_gets_one_image_at_a_time() {
+    let Some(library) = fetched("libonnxruntime.so") else { return };
+    let folder = tempfile::tempdir().expect("folder");
+    let of = |model: PathBuf| {
+        let settings = OnnxSettings { library: Some(library.clone()), ..OnnxSettings::new(model, [8, 8]) };
+        let reward = OnnxReward::new(settings).expect("opens");
+        reward.prepare().expect("fits");
+        (values(&reward.score(&samples(&clips(3, SMALL)))), reward.largest_batching().expect("batches").batch_size)
+    };
+    let ((one, largest), (any, _)) = (of(for_one_image(folder.path())), of(fixture("scorer.onnx")));
+    assert_eq!(largest, 1);
+    assert!(one.iter().zip(&any).all(|(a, b)| (a - b).abs() < 1e-6), "{one:?} {any:?}");
+}
+
 #[test]
 fn what_does_not_fit_is_said() {
     let Some(library) = fetched("libonnxruntime.so") else { return };
     let clips = clips(1, SMALL);
     let settings = OnnxSettings { library: Some(library.clone()), ..OnnxSettings::new(fixture("scorer.onnx"), [8, 8]) };
     let reward = OnnxReward::new(OnnxSettings { output: 2, ..settings.clone() }).expect("opens");
+    let error = reward.prepare().expect_err("no third number").to_string();
+    assert!(error.contains("`output` is `2`, and the network gives 2 numbers") && error.contains("hint: `size`"), "{error}");
     let error = reward.score(&samples(&clips)).remove(0).expect_err("no third number").to_string();
     assert!(error.contains("`output` is `2`, and the network gives 2 numbers"), "{error}");
     let error = OnnxReward::new(OnnxSettings { model: fixture("nothing.onnx"), ..settings.clone() }).map(drop).expect_err("no file");

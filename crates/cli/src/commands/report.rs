@@ -35,16 +35,20 @@ pub fn run_command(args: &ReportArgs) -> Result<()> {
     write_page(&args.folders, &output)?;
     println!("wrote {}", output.display());
     let Some(seconds) = args.watch else { return Ok(()) };
-    while !args.folders.iter().all(|folder| is_over(folder)) {
+    while !all_over(&args.folders)? {
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
         write_page(&args.folders, &output)?;
     }
     Ok(())
 }
 
-/// Runs write their summary last, comparisons their table.
-fn is_over(folder: &Path) -> bool {
-    ["summary.json", "table.json"].iter().any(|last| folder.join(last).exists())
+fn all_over(folders: &[PathBuf]) -> Result<bool> {
+    for folder in folders {
+        if !report::load::is_over(folder)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Writes the page about the run or the comparison in `folder`.

@@ -3,12 +3,13 @@
 use super::train::RecipeArgs;
 use crate::device::DeviceArg;
 use crate::progress;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use reward::Sample;
 use reward::check::{Bad, CheckOptions, RewardCheck, Spoiled, check, spoil};
 use std::path::PathBuf;
 use train::evaluate::sample_clips;
+use train::scoring::Asked;
 use train::trainer::Trainer;
 use video::Frames;
 
@@ -49,7 +50,7 @@ struct CheckArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// Bad input; a reward that cannot be used.
+/// Bad input; a reward that cannot be used, or scores nothing.
 pub fn run_command(args: &RewardArgs) -> Result<()> {
     let RewardCommand::Check(args) = &args.command;
     let mut settings = args.recipe.load()?;
@@ -69,14 +70,27 @@ pub fn run_command(args: &RewardArgs) -> Result<()> {
     } else {
         checks.iter().for_each(|check| println!("{check}"));
     }
-    Ok(())
+    match checks.iter().find(|check| !check.scores()) {
+        Some(RewardCheck { name, first_error: Some(error), .. }) => {
+            bail!("`{name}` could score no video; the first: {error}\nhint: nothing can be trained on it before that is put right")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Every reward of training and of evaluation.
 fn check_all(trainer: &Trainer, clips: &[(String, Frames)]) -> Vec<RewardCheck> {
-    let good: Vec<Sample<'_>> = clips.iter().map(|(prompt, frames)| Sample::new(prompt, frames)).collect();
+    let good: Vec<Sample<'_>> = clips.iter().filter_map(|(prompt, frames)| sample(trainer, prompt, frames)).collect();
     let spoiled = spoil(&good);
     let bad: Vec<Bad<'_>> = spoiled.iter().map(Spoiled::bad).collect();
     let rewards = trainer.reward.rewards().chain(trainer.eval_reward.iter().flat_map(reward::Weighted::rewards));
     rewards.map(|(name, reward)| RewardCheck { name: name.to_owned(), ..check(reward, &good, &bad, &CheckOptions::default()) }).collect()
+}
+
+/// A clip of a held-out prompt as an evaluation shows it to rewards.
+fn sample<'a>(trainer: &'a Trainer, prompt: &str, frames: &'a Frames) -> Option<Sample<'a>> {
+    let prompts = &trainer.eval_prompts;
+    let place = prompts.texts.iter().position(|text| text == prompt)?;
+    let Asked { prompt, metadata, fps } = prompts.asked(place, trainer.settings.sampling.fps);
+    Some(Sample { prompt, frames, fps, metadata })
 }

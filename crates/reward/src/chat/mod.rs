@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::require;
 use crate::http::{check_batching, check_url};
 use crate::net::{Client, ConnectionSettings};
-use crate::{Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
+use crate::{Batching, Encoding, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, Stop, parallel};
 
 /// Stands for the prompt in templates.
 const PLACEHOLDER: &str = "{prompt}";
@@ -127,13 +127,7 @@ impl ChatReward {
     /// Settings that cannot be used; an API key that is not in the environment. The server is not contacted yet.
     pub fn new(settings: ChatSettings) -> Result<Self, SetupError> {
         settings.validate()?;
-        let mut client = Client::new(&settings.url, settings.connection);
-        if let Some(variable) = &settings.api_key_env {
-            let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
-            let hint = "set it before the run; keys never stand in recipes";
-            let key = key.ok_or_else(|| SetupError::field("api_key_env", variable, "an environment variable that is set", hint))?;
-            client = client.with_header("authorization", format!("Bearer {key}"));
-        }
+        let client = Client::new(&settings.url, settings.connection).with_api_key(settings.api_key_env.as_deref())?;
         let reader = settings.score.reader()?;
         Ok(Self { client, settings, reader })
     }
@@ -182,7 +176,15 @@ impl Reward for ChatReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        self.score_batched(batch, Batching { batch_size: 1, concurrency: self.settings.concurrency })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching { batch_size: 1, ..Batching::LARGEST })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
         let one = |sample: &Sample<'_>| self.score_one(sample).map_err(|reason| RewardError::new(self.name(), sample.prompt, reason));
-        parallel::map(batch, self.settings.concurrency, one)
+        parallel::map(batch, batching.concurrency, one)
     }
 }

@@ -12,15 +12,15 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Reward, Sample, Scored, parallel};
+use crate::{Batching, Reward, Sample, Scored};
 use measure::{auc, deviation, mean, quantile};
 
 /// What is tried.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
-    /// Samples of a call, ascending.
+    /// Samples of a request, ascending; the largest that the reward can do stands for those beyond.
     pub batch_sizes: Vec<usize>,
-    /// Calls at once, ascending.
+    /// Requests at once, likewise.
     pub concurrencies: Vec<usize>,
     /// Samples that each of their combinations scores, at most; more of them take longer and are steadier.
     pub timed_samples: usize,
@@ -41,7 +41,7 @@ pub struct Bad<'a> {
 }
 
 /// What was found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardCheck {
     /// The reward's name.
     pub name: String,
@@ -51,31 +51,41 @@ pub struct RewardCheck {
     pub errors: usize,
     /// Why the first one could not.
     pub first_error: Option<String>,
-    /// Seconds of a call with one sample: median and 95th percentile.
-    pub latency_s: [f64; 2],
-    /// Samples per second by size and number of calls.
+    /// Seconds of a call with one sample: median and 95th percentile; absent where none was scored.
+    pub latency_s: Option<[f64; 2]>,
+    /// Samples per second by size and number of requests; none of a reward that makes no requests.
     pub throughput: Vec<Throughput>,
     /// The cheapest combination within a tenth of the fastest one; absent where nothing could be timed.
     pub recommended: Option<Throughput>,
-    /// `sqrt(mean (r - r')^2 / 2)` over good samples scored twice: the deviation of a repetition. 0 is deterministic.
-    pub noise: f64,
+    /// `sqrt(mean (r - r')^2 / 2)` over good samples scored twice: the deviation of a repetition. 0 is deterministic; absent where none was
+    /// scored twice.
+    pub noise: Option<f64>,
     /// Mean over prompts of the standard deviation among their good samples: what a policy can learn from. Absent without two of a prompt.
     pub group_spread: Option<f64>,
-    /// Good against each kind of bad.
+    /// Good against each kind of bad of which one was scored.
     pub ranking: Vec<Ranking>,
     /// What is worth a look, in sentences; none if all is well.
     pub warnings: Vec<String>,
 }
 
+impl RewardCheck {
+    /// Whether it can score anything.
+    pub fn scores(&self) -> bool {
+        self.errors < self.samples
+    }
+}
+
 /// Speed of one combination.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
-    /// Samples of a call.
+    /// Samples of a request.
     pub batch_size: usize,
-    /// Calls at once.
+    /// Requests at once.
     pub concurrency: usize,
     /// Samples per second.
     pub samples_per_s: f64,
+    /// Samples that could not be scored this way; then the speed says nothing.
+    pub errors: usize,
 }
 
 /// Good against bad.
@@ -92,8 +102,16 @@ pub struct Ranking {
 }
 
 /// Scores good and bad videos, the good ones twice, and times the reward. Give it a reward without a cache.
+///
+/// Where no good video can be scored, that is all that is tried: a server that does not answer takes its time for every call.
 pub fn check(reward: &dyn Reward, good: &[Sample<'_>], bad: &[Bad<'_>], options: &CheckOptions) -> RewardCheck {
-    let (first, second) = (reward.score(good), reward.score(good));
+    let first = reward.score(good);
+    if first.iter().all(Result::is_err) {
+        let errors = first.len();
+        let first_error = first.into_iter().find_map(Result::err).map(|error| error.to_string());
+        return RewardCheck { name: reward.name().to_owned(), samples: errors, errors, first_error, ..RewardCheck::default() };
+    }
+    let second = reward.score(good);
     let worse: Vec<Vec<Scored>> = bad.iter().map(|bad| reward.score(&bad.samples)).collect();
     let failed: Vec<String> =
         first.iter().chain(worse.iter().flatten()).filter_map(|s| s.as_ref().err().map(ToString::to_string)).collect();
@@ -108,7 +126,7 @@ pub fn check(reward: &dyn Reward, good: &[Sample<'_>], bad: &[Bad<'_>], options:
         throughput,
         noise: noise(&first, &second),
         group_spread: group_spread(good, &first),
-        ranking: bad.iter().zip(&worse).map(|(bad, scores)| ranking(bad.name, &values(&first), &values(scores))).collect(),
+        ranking: bad.iter().zip(&worse).filter_map(|(bad, scores)| ranking(bad.name, &values(&first), &values(scores))).collect(),
         warnings: Vec::new(),
     };
     RewardCheck { warnings: warnings(&result), ..result }
@@ -118,41 +136,61 @@ fn values(scores: &[Scored]) -> Vec<f64> {
     scores.iter().filter_map(|score| score.as_ref().ok()).map(|score| score.value).collect()
 }
 
-fn latency(reward: &dyn Reward, samples: &[Sample<'_>], most: usize) -> [f64; 2] {
+fn latency(reward: &dyn Reward, samples: &[Sample<'_>], most: usize) -> Option<[f64; 2]> {
     let seconds = |sample: &Sample<'_>| {
         let start = Instant::now();
-        let _ = reward.score(std::slice::from_ref(sample));
-        start.elapsed().as_secs_f64()
+        let scored = reward.score(std::slice::from_ref(sample));
+        let seconds = start.elapsed().as_secs_f64();
+        scored.iter().all(Result::is_ok).then_some(seconds)
     };
-    let seconds: Vec<f64> = samples.iter().take(most.max(1)).map(seconds).collect();
-    [quantile(&seconds, 0.5), quantile(&seconds, 0.95)]
+    let seconds: Vec<f64> = samples.iter().take(most.max(1)).filter_map(seconds).collect();
+    Some([quantile(&seconds, 0.5)?, quantile(&seconds, 0.95)?])
 }
 
 fn throughput(reward: &dyn Reward, samples: &[Sample<'_>], options: &CheckOptions) -> Vec<Throughput> {
+    let Some(largest) = reward.largest_batching() else { return Vec::new() };
     let samples = &samples[..samples.len().min(options.timed_samples)];
     let mut results = Vec::new();
-    for &batch_size in options.batch_sizes.iter().filter(|&&size| size > 0 && size <= samples.len()) {
-        let calls: Vec<&[Sample<'_>]> = samples.chunks(batch_size).collect();
-        for &concurrency in options.concurrencies.iter().filter(|&&n| n > 0 && n <= calls.len()) {
-            let start = Instant::now();
-            parallel::map(&calls, concurrency, |call| drop(reward.score(call)));
-            let samples_per_s = samples.len() as f64 / start.elapsed().as_secs_f64().max(1e-9);
-            results.push(Throughput { batch_size, concurrency, samples_per_s });
+    for batch_size in up_to(largest.batch_size.min(samples.len()), &options.batch_sizes) {
+        let requests = samples.len().div_ceil(batch_size);
+        for concurrency in up_to(largest.concurrency.min(requests), &options.concurrencies) {
+            let timed = time(reward, samples, Batching { batch_size, concurrency });
+            results.push(timed);
+            if timed.errors > 0 {
+                // More at a time will not do either, and failing can take long.
+                return results;
+            }
         }
     }
     results
 }
 
-/// Small calls and few of them at once need the least memory and lose the least when one fails.
+/// The sizes, with `most` in place of those beyond; ascending and distinct.
+fn up_to(most: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut sizes: Vec<usize> = sizes.iter().map(|&size| size.min(most)).filter(|&size| size > 0).collect();
+    sizes.dedup();
+    sizes
+}
+
+fn time(reward: &dyn Reward, samples: &[Sample<'_>], batching: Batching) -> Throughput {
+    let start = Instant::now();
+    let scored = reward.score_batched(samples, batching);
+    let samples_per_s = samples.len() as f64 / start.elapsed().as_secs_f64().max(1e-9);
+    let errors = scored.iter().filter(|scored| scored.is_err()).count();
+    Throughput { batch_size: batching.batch_size, concurrency: batching.concurrency, samples_per_s, errors }
+}
+
+/// Small requests and few of them at once need the least memory and lose the least when one fails.
 fn recommended(throughput: &[Throughput]) -> Option<Throughput> {
-    let fastest = throughput.iter().map(|t| t.samples_per_s).fold(0.0, f64::max);
-    let enough = throughput.iter().filter(|t| t.samples_per_s >= 0.9 * fastest);
+    let answered = || throughput.iter().filter(|t| t.errors == 0);
+    let fastest = answered().map(|t| t.samples_per_s).fold(0.0, f64::max);
+    let enough = answered().filter(|t| t.samples_per_s >= 0.9 * fastest);
     enough.min_by_key(|t| (t.batch_size * t.concurrency, t.concurrency)).copied()
 }
 
-fn noise(first: &[Scored], second: &[Scored]) -> f64 {
+fn noise(first: &[Scored], second: &[Scored]) -> Option<f64> {
     let both = first.iter().zip(second).filter_map(|(a, b)| Some((a.as_ref().ok()?.value, b.as_ref().ok()?.value)));
-    mean(both.map(|(a, b)| (a - b).powi(2) / 2.0)).unwrap_or(0.0).sqrt()
+    mean(both.map(|(a, b)| (a - b).powi(2) / 2.0)).map(f64::sqrt)
 }
 
 fn group_spread(samples: &[Sample<'_>], scores: &[Scored]) -> Option<f64> {
@@ -163,9 +201,9 @@ fn group_spread(samples: &[Sample<'_>], scores: &[Scored]) -> Option<f64> {
     mean(groups.values().filter(|group| group.len() > 1).map(|group| deviation(group)))
 }
 
-fn ranking(against: &str, good: &[f64], bad: &[f64]) -> Ranking {
-    let mean_of = |values: &[f64]| mean(values.iter().copied()).unwrap_or(f64::NAN);
-    Ranking { against: against.to_owned(), good: mean_of(good), bad: mean_of(bad), auc: auc(good, bad) }
+fn ranking(against: &str, good: &[f64], bad: &[f64]) -> Option<Ranking> {
+    let mean_of = |values: &[f64]| mean(values.iter().copied());
+    Some(Ranking { against: against.to_owned(), good: mean_of(good)?, bad: mean_of(bad)?, auc: auc(good, bad)? })
 }
 
 fn warnings(found: &RewardCheck) -> Vec<String> {
@@ -173,12 +211,12 @@ fn warnings(found: &RewardCheck) -> Vec<String> {
     if let Some(error) = &found.first_error {
         warnings.push(format!("{} of {} samples could not be scored; the first: {error}", found.errors, found.samples));
     }
-    match found.group_spread {
-        Some(spread) if spread <= 1e-9 => {
+    match (found.group_spread, found.noise) {
+        (Some(spread), _) if spread <= 1e-9 => {
             warnings.push("all videos of a prompt have the same reward: there is nothing to learn".to_owned());
         }
-        Some(spread) if found.noise > 0.2 * spread => {
-            let share = found.noise / spread;
+        (Some(spread), Some(noise)) if noise > 0.2 * spread => {
+            let share = noise / spread;
             warnings.push(format!("scoring the same video twice differs by {share:.2} of what tells videos apart: average several scores"));
         }
         _ => {}

@@ -7,31 +7,31 @@ use super::Bad;
 use crate::Sample;
 
 /// Videos that should score low, with what is wrong with them.
-pub struct Spoiled {
+pub struct Spoiled<'a> {
     /// What is wrong.
     pub name: &'static str,
-    /// Prompts and frames.
-    pub clips: Vec<(String, Frames)>,
+    /// What was asked for, as a sample of which all but the frames counts, and frames in place of its own.
+    pub clips: Vec<(Sample<'a>, Frames)>,
 }
 
-impl Spoiled {
+impl Spoiled<'_> {
     /// As [`super::check`] takes them.
     pub fn bad(&self) -> Bad<'_> {
-        Bad { name: self.name, samples: self.clips.iter().map(|(prompt, frames)| Sample::new(prompt, frames)).collect() }
+        Bad { name: self.name, samples: self.clips.iter().map(|(asked, frames)| Sample { frames, ..*asked }).collect() }
     }
 }
 
 /// The usual ways to be bad, for every good sample:
 ///
 /// ```text
-/// other prompt    the frames with the next different prompt of the set; absent with a single prompt
+/// other prompt    the frames with the next different prompt of the set, and what belongs to it; absent with a single prompt
 /// still           the first frame, F times
 /// noise           uniform noise of the same size
 /// grey            the mean colour of the clip, everywhere
 /// ```
-pub fn spoil(good: &[Sample<'_>]) -> Vec<Spoiled> {
+pub fn spoil<'a>(good: &[Sample<'a>]) -> Vec<Spoiled<'a>> {
     let each = |name, of: &dyn Fn(&Sample<'_>) -> Option<Frames>| {
-        let clip = |sample: &Sample<'_>| Some((sample.prompt.to_owned(), of(sample)?));
+        let clip = |sample: &Sample<'a>| Some((*sample, of(sample)?));
         Spoiled { name, clips: good.iter().filter_map(clip).collect() }
     };
     let spoiled = [
@@ -43,9 +43,9 @@ pub fn spoil(good: &[Sample<'_>]) -> Vec<Spoiled> {
     spoiled.into_iter().filter(|spoiled| !spoiled.clips.is_empty()).collect()
 }
 
-fn other_prompts(good: &[Sample<'_>]) -> Vec<(String, Frames)> {
+fn other_prompts<'a>(good: &[Sample<'a>]) -> Vec<(Sample<'a>, Frames)> {
     let other = |i: usize| good.iter().cycle().skip(i + 1).take(good.len()).find(|sample| sample.prompt != good[i].prompt);
-    (0..good.len()).filter_map(|i| Some((other(i)?.prompt.to_owned(), good[i].frames.clone()))).collect()
+    (0..good.len()).filter_map(|i| Some((*other(i)?, good[i].frames.clone()))).collect()
 }
 
 fn same_size(like: &Frames, values: impl Iterator<Item = f32>) -> Option<Frames> {

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::Stop;
@@ -14,6 +15,12 @@ const LONGEST_LINE: u64 = 16 << 20;
 
 /// Last lines of standard error that are kept.
 const KEPT_LINES: usize = 8;
+
+/// How long a new process is watched: one whose script is not there, or does not parse, has ended by then.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// How long a process is waited for, and for its last words, to say how it ended.
+const SHORTLY: Duration = Duration::from_millis(100);
 
 /// How long a process may take to end by itself once its input is closed.
 const GRACE: Duration = Duration::from_millis(500);
@@ -27,6 +34,8 @@ pub(crate) struct Process {
     requests: Option<SyncSender<Vec<u8>>>,
     answers: Receiver<Result<Vec<u8>, String>>,
     complaints: Arc<Complaints>,
+    /// Reads standard error until it is closed.
+    listener: JoinHandle<()>,
 }
 
 impl Process {
@@ -48,8 +57,19 @@ impl Process {
         std::thread::spawn(move || write_lines(input, &to_write));
         let (chatter, kept) = (Arc::clone(&kept), kept);
         std::thread::spawn(move || read_lines(output, &read, &chatter));
-        std::thread::spawn(move || keep_last_lines(errors, &kept));
-        Ok(Self { child, requests: Some(requests), answers, complaints })
+        let listener = std::thread::spawn(move || keep_last_lines(errors, &kept));
+        Ok(Self { child, requests: Some(requests), answers, complaints, listener })
+    }
+
+    /// The process, if it does not end at once.
+    ///
+    /// # Errors
+    /// How it ended, and what it said.
+    pub fn that_stays(mut self) -> Result<Self, String> {
+        match wait(&mut self.child, AT_ONCE) {
+            Some(_) => Err(self.complaint("the process ended at once, before it was asked")),
+            None => Ok(self),
+        }
     }
 
     /// Sends a line and waits for one.
@@ -75,7 +95,14 @@ impl Process {
 
     /// `reason`, how the process ended if it did, and what it last said on standard error.
     fn complaint(&mut self, reason: &str) -> String {
-        let status = wait(&mut self.child, Duration::from_millis(100)).map(|status| format!(" ({status})")).unwrap_or_default();
+        let status = wait(&mut self.child, SHORTLY).map(|status| format!(" ({status})")).unwrap_or_default();
+        if !status.is_empty() {
+            // Its last words may still be on their way. What it has started may keep standard error open.
+            let end = Instant::now() + SHORTLY;
+            while !self.listener.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
         let lines = self.complaints.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let said: Vec<&str> = lines.iter().map(String::as_str).collect();
         if said.is_empty() { format!("{reason}{status}") } else { format!("{reason}{status}; it last said: {}", said.join(" | ")) }

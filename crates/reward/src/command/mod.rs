@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::error::require;
 use crate::http::{check_batching, one};
 use crate::protocol::Wire;
-use crate::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
+use crate::{Aggregation, Batching, Encoding, FrameSelection, Reward, Sample, Scored, SetupError, Stop};
 use pool::Pool;
 
 /// `type = "command"`
@@ -105,8 +105,6 @@ impl CommandReward {
             aggregate: settings.aggregate,
             encoding: settings.encoding,
             shared_folder: settings.shared_folder.clone(),
-            batch_size: settings.batch_size,
-            concurrency: settings.processes,
         };
         let pool = Pool::new(settings.command.clone(), settings.processes, Duration::from_secs_f64(settings.timeout_s), settings.restarts);
         Ok(Self { settings, wire, pool })
@@ -124,7 +122,7 @@ impl Reward for CommandReward {
     }
 
     fn prepare(&self) -> Result<(), SetupError> {
-        let hint = "the first word of `command` is a program; relative paths start at the current directory";
+        let hint = "the first word of `command` is a program that reads requests line by line until its input ends; relative paths start at the current directory";
         self.pool.start().map_err(|reason| SetupError::new(self.name(), reason, hint))
     }
 
@@ -136,7 +134,15 @@ impl Reward for CommandReward {
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        self.wire.score(self.name(), batch, |request, _, read| self.pool.exchange(request, read))
+        self.score_batched(batch, Batching { batch_size: self.settings.batch_size, concurrency: self.settings.processes })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching { concurrency: self.settings.processes, ..Batching::LARGEST })
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        self.wire.score(self.name(), batch, batching, |request, _, read| self.pool.exchange(request, read))
     }
 }
 

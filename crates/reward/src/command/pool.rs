@@ -46,10 +46,10 @@ impl Pool {
     /// Starts one process.
     ///
     /// # Errors
-    /// A program that cannot be started.
+    /// A program that cannot be started, or ends at once.
     pub fn start(&self) -> Result<(), String> {
         let place = self.take();
-        let started = place.map_or_else(|| Process::start(&self.command), Ok);
+        let started = place.map_or_else(|| Process::start(&self.command), Ok).and_then(Process::that_stays);
         let (place, result) = started.map_or_else(|reason| (None, Err(reason)), |process| (Some(process), Ok(())));
         self.give_back(place);
         result

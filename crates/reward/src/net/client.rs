@@ -9,7 +9,7 @@ use ureq::{Agent, Body};
 
 use super::{Admission, Breaker};
 use crate::error::require;
-use crate::protocol::beginning;
+use crate::protocol::gist;
 use crate::{SetupError, Stop};
 
 /// How long to wait, how often to ask, and when to stop asking.
@@ -49,6 +49,9 @@ impl Default for ConnectionSettings {
     }
 }
 
+/// Attempts that may end in a Python traceback: status 500 is also what servers say to a request that they will never understand.
+const TRACEBACKS: u32 = 5;
+
 /// A day: anything longer is a mistake, and far longer ones are no duration.
 const LONGEST_S: f64 = 86_400.0;
 
@@ -82,7 +85,7 @@ enum Failure {
 pub struct Client {
     agent: Agent,
     url: String,
-    headers: Vec<(&'static str, String)>,
+    authorization: Option<String>,
     settings: ConnectionSettings,
     breaker: Breaker,
     stop: Stop,
@@ -104,17 +107,24 @@ impl Client {
         Self {
             agent: config.into(),
             url: url.trim_end_matches('/').to_owned(),
-            headers: Vec::new(),
+            authorization: None,
             settings,
             breaker,
             stop: Stop::default(),
         }
     }
 
-    /// The same with a header in every request.
-    pub fn with_header(mut self, name: &'static str, value: String) -> Self {
-        self.headers.push((name, value));
-        self
+    /// The same with the key that stands in the environment variable, if one is named, in every request: `Authorization: Bearer KEY`.
+    ///
+    /// # Errors
+    /// A variable that is not set, or is no key.
+    pub fn with_api_key(self, variable: Option<&str>) -> Result<Self, SetupError> {
+        let Some(variable) = variable else { return Ok(self) };
+        let key = std::env::var(variable).map(|key| key.trim().to_owned()).unwrap_or_default();
+        let fits = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+        let hint = "set it before the run; keys never stand in recipes";
+        require(fits, "api_key_env", variable, "an environment variable that is set to a key, in ASCII without blanks", hint)?;
+        Ok(Self { authorization: Some(format!("Bearer {key}")), ..self })
     }
 
     /// The same, giving up once it is asked to.
@@ -130,8 +140,8 @@ impl Client {
         let url = format!("{}{path}", self.url);
         self.call(key, |timeout| {
             let mut request = self.agent.post(&url).header("content-type", content_type);
-            for (name, value) in &self.headers {
-                request = request.header(*name, value);
+            if let Some(authorization) = &self.authorization {
+                request = request.header("authorization", authorization);
             }
             self.read(request.config().timeout_global(Some(timeout)).build().send(body))
         })
@@ -144,8 +154,8 @@ impl Client {
     pub fn get(&self, path: &str) -> Result<Vec<u8>, String> {
         let url = format!("{}{path}", self.url);
         let mut request = self.agent.get(&url);
-        for (name, value) in &self.headers {
-            request = request.header(*name, value);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
         }
         let timeout = Duration::from_secs_f64(self.settings.request_timeout_s.min(self.settings.budget_s));
         self.read(request.config().timeout_global(Some(timeout)).build().call()).map_err(|failure| match failure {
@@ -167,6 +177,10 @@ impl Client {
                 Err(Failure::Lasting(reason)) => {
                     self.breaker.answered();
                     return Err(reason);
+                }
+                Err(Failure::Passing(reason, _)) if number >= TRACEBACKS && reason.contains("Traceback (most recent call last)") => {
+                    self.breaker.answered();
+                    return Err(format!("gave up after {number} attempts: {reason}"));
                 }
                 Err(Failure::Passing(reason, wait)) => (reason, self.delay(key, number).max(wait.unwrap_or_default())),
             };
@@ -201,7 +215,7 @@ impl Client {
         if status == StatusCode::OK {
             return body.map_err(classify);
         }
-        let reason = format!("the server answers `{status}`: {}", beginning(&body.unwrap_or_default()));
+        let reason = format!("the server answers `{status}`: {}", gist(&body.unwrap_or_default()));
         let passing = status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT || status == StatusCode::TOO_MANY_REQUESTS;
         Err(if passing { Failure::Passing(reason, wait.map(Duration::from_secs)) } else { Failure::Lasting(reason) })
     }

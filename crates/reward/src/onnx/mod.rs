@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::require;
-use crate::{Aggregation, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError};
+use crate::{Aggregation, Batching, FrameSelection, Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError};
 use picture::{Normalisation, Picture};
+use video::Frames;
 
 pub use picture::Resampling;
 pub(crate) use session::{Array, Session};
@@ -48,7 +49,7 @@ pub struct OnnxSettings {
     /// What their scores become.
     #[serde(default)]
     pub aggregate: Aggregation,
-    /// Images computed at once.
+    /// Images computed at once; a network that was exported for a fixed number of images gets that number.
     #[serde(default = "eight")]
     pub batch_size: usize,
     /// Threads that compute.
@@ -120,6 +121,8 @@ pub(crate) fn check_threads(threads: usize) -> Result<(), SetupError> {
 pub struct OnnxReward {
     settings: OnnxSettings,
     session: Session,
+    /// Images of every run, where the network takes no other number.
+    fixed_rows: Option<usize>,
     identity: String,
 }
 
@@ -130,10 +133,10 @@ impl OnnxReward {
         settings.validate()?;
         let session = Session::open(&settings.model, "model", settings.library.as_deref(), settings.threads)?;
         let identity = identity("onnx", &settings, &[&settings.model])?;
-        Ok(Self { settings, session, identity })
+        Ok(Self { settings, fixed_rows: session.fixed_rows(), session, identity })
     }
 
-    /// Scores of pictures, in order.
+    /// Scores of pictures, in order. Where the network takes a fixed number, black ones fill it up.
     fn scores(&self, pictures: &[Picture]) -> Result<Vec<f64>, String> {
         let [width, height] = self.settings.size;
         let normalisation = Normalisation { mean: self.settings.mean, std: self.settings.std, bgr: self.settings.bgr };
@@ -141,8 +144,12 @@ impl OnnxReward {
         for picture in pictures {
             picture.resize(width, height, self.settings.resampling)?.write(&normalisation, &mut values);
         }
-        let output = self.session.run(Array { values, shape: vec![pictures.len(), 3, height, width] })?;
-        column(&output, pictures.len(), self.settings.output)
+        let rows = self.fixed_rows.unwrap_or(pictures.len());
+        values.resize(rows * 3 * width * height, 0.0);
+        let output = self.session.run(Array { values, shape: vec![rows, 3, height, width] })?;
+        let mut scores = column(&output, rows, self.settings.output)?;
+        scores.truncate(pictures.len());
+        Ok(scores)
     }
 }
 
@@ -164,15 +171,36 @@ impl Reward for OnnxReward {
         "onnx"
     }
 
+    /// Scores a grey picture: whether `size` and `output` fit the network is known before the first rollout.
+    fn prepare(&self) -> Result<(), SetupError> {
+        let [width, height] = self.settings.size;
+        let failed = |reason: String| {
+            let message = format!("`{}` cannot score a picture of {width}x{height}: {reason}", self.settings.model.display());
+            SetupError::new(self.name(), message, "`size` ([width, height]) and `output` say what the network takes and gives")
+        };
+        let grey = Frames::new(1, height, width, vec![0.5; 3 * width * height]).map_err(|error| failed(error.to_string()))?;
+        self.scores(&[Picture::of(&grey, 0)]).map(drop).map_err(failed)
+    }
+
     fn identity(&self) -> Option<String> {
         Some(self.identity.clone())
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        self.score_batched(batch, Batching { batch_size: self.settings.batch_size, concurrency: 1 })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching { batch_size: self.fixed_rows.unwrap_or(Batching::LARGEST.batch_size), concurrency: 1 })
+    }
+
+    /// `batch_size` counts images here.
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        let images = self.fixed_rows.unwrap_or(batching.batch_size);
         let frames: Vec<Vec<Picture>> = batch.iter().map(|sample| selected(sample, self.settings.frames)).collect();
         let counts: Vec<usize> = frames.iter().map(Vec::len).collect();
         let flat: Vec<Picture> = frames.into_iter().flatten().collect();
-        let scores: Result<Vec<Vec<f64>>, String> = flat.chunks(self.settings.batch_size).map(|pictures| self.scores(pictures)).collect();
+        let scores: Result<Vec<Vec<f64>>, String> = flat.chunks(images.max(1)).map(|pictures| self.scores(pictures)).collect();
         let mut scores = scores.map(|batches| batches.concat().into_iter());
         let mut one = |(sample, &count): (&Sample<'_>, &usize)| {
             let own: Vec<f64> = match &mut scores {

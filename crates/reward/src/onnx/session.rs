@@ -64,6 +64,12 @@ mod runtime {
             self.lock().metadata().ok()?.custom(key)
         }
 
+        /// How many rows the first input must have, where the network says so.
+        pub(crate) fn fixed_rows(&self) -> Option<usize> {
+            let rows = *self.lock().inputs().first()?.dtype().tensor_shape()?.first()?;
+            usize::try_from(rows).ok().filter(|&rows| rows > 0)
+        }
+
         /// The first output.
         ///
         /// # Errors
@@ -112,6 +118,10 @@ mod without {
         }
 
         pub(crate) fn metadata(&self, _: &str) -> Option<String> {
+            match *self {}
+        }
+
+        pub(crate) fn fixed_rows(&self) -> Option<usize> {
             match *self {}
         }
 

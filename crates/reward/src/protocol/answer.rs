@@ -18,6 +18,9 @@ pub struct Info {
     /// Samples that it takes at once, if limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_batch: Option<usize>,
+    /// Bytes of a request that it takes, if limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -109,9 +112,22 @@ fn without_nan(json: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Bytes of a text from outside that a message shows.
+const SHOWN: usize = 200;
+
+/// The beginning of a text from outside and, of a longer one, its last line, where a Python traceback has its reason.
+pub(crate) fn gist(text: &[u8]) -> String {
+    let text = text.trim_ascii_end();
+    let last = text.rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    if text.len() <= SHOWN || last.len() == text.len() {
+        return beginning(text);
+    }
+    format!("{} ... {}", beginning(text), beginning(last))
+}
+
 /// The beginning of a text from outside, fit for a message.
 pub(crate) fn beginning(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&text[..text.len().min(200)]);
+    let text = String::from_utf8_lossy(&text[..text.len().min(SHOWN)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
 }
 
@@ -122,6 +138,15 @@ mod tests {
     fn parse(json: &str) -> Result<Vec<Result<f64, String>>, String> {
         let parsed = parse_answer(json.as_bytes(), &[("a", 2), ("b", 2)], Aggregation::Max)?;
         Ok(parsed.into_iter().map(|score| score.map(|s| s.value)).collect())
+    }
+
+    #[test]
+    fn the_reason_of_a_traceback_is_shown() {
+        let traceback = format!("Traceback (most recent call last):\n{}KeyError: 'meta_datas'\n", "  File \"app.py\"\n".repeat(40));
+        let shown = gist(traceback.as_bytes());
+        assert!(shown.starts_with("Traceback (most recent call last):") && shown.ends_with(" ... KeyError: 'meta_datas'"), "{shown}");
+        assert_eq!((gist(b"{}\n"), gist(b"one\ntwo")), ("{}".into(), "one two".into()));
+        assert_eq!(gist("x".repeat(1000).as_bytes()), "x".repeat(200));
     }
 
     #[test]

@@ -13,11 +13,11 @@ mod request;
 pub use answer::{Info, Matched, parse_answer};
 pub use request::{Request, sample_id};
 
-pub(crate) use answer::beginning;
+pub(crate) use answer::{beginning, gist};
 
 use std::path::PathBuf;
 
-use crate::{Aggregation, Encoding, FrameSelection, RewardError, Sample, Scored, parallel};
+use crate::{Aggregation, Batching, Encoding, FrameSelection, RewardError, Sample, Scored, parallel};
 
 /// The number of this protocol.
 pub const PROTOCOL: u32 = 1;
@@ -30,22 +30,21 @@ pub(crate) struct Wire {
     pub encoding: Encoding,
     /// Frames go through files here rather than through the message.
     pub shared_folder: Option<PathBuf>,
-    pub batch_size: usize,
-    pub concurrency: usize,
 }
 
 impl Wire {
-    /// Scores a batch: requests of `batch_size` samples, `concurrency` at once. `exchange` gets the text of a request, its key, and what reads
+    /// Scores a batch, handed over as `batching` says. `exchange` gets the text of a request, its key, and what reads
     /// the answer.
     pub fn score(
         &self,
         name: &str,
         batch: &[Sample<'_>],
+        batching: Batching,
         exchange: impl Fn(&[u8], &str, &dyn Fn(&[u8]) -> Matched) -> Matched + Sync,
     ) -> Vec<Scored> {
-        let chunks: Vec<(usize, &[Sample<'_>])> =
-            batch.chunks(self.batch_size.max(1)).enumerate().map(|(i, chunk)| (i * self.batch_size.max(1), chunk)).collect();
-        let scores = parallel::map(&chunks, self.concurrency, |&(offset, chunk)| {
+        let size = batching.batch_size.max(1);
+        let chunks: Vec<(usize, &[Sample<'_>])> = batch.chunks(size).enumerate().map(|(i, chunk)| (i * size, chunk)).collect();
+        let scores = parallel::map(&chunks, batching.concurrency, |&(offset, chunk)| {
             let scores = self.exchange_one(chunk, offset, &exchange);
             let scores = scores.unwrap_or_else(|reason| chunk.iter().map(|_| Err(reason.clone())).collect());
             let named = |(sample, score): (&Sample<'_>, Result<_, String>)| score.map_err(|e| RewardError::new(name, sample.prompt, e));
