@@ -173,6 +173,29 @@ fn unknown_models_are_refused() {
     assert!(error.contains("nowhere/at-all") && error.contains("hint: "), "{error}");
 }
 
+/// A multiple of 16 is enough for an autoencoder of 8 pixels a latent, not for one of 16.
+#[test]
+fn sizes_that_the_model_cannot_make_are_refused() {
+    let refused = |recipe_name: &str, change: &str| {
+        let settings = recipe(recipe_name, &[change]);
+        let model = ModelSizes::of(&settings).expect("known sizes");
+        let text = TextLength { prompts: 0, tokens: 0, longest: 512, counted: false };
+        Plan::new(&settings, &model, text, Machine::default()).expect_err(change).to_string()
+    };
+    let (wan21, wan22) = ("flash_grpo_wan_1_3b.toml", "flash_grpo_wan2_2_ti2v_5b.toml");
+    for (name, change, expected) in [
+        (wan22, "sampling.height=720", ["`sampling.height` is `720`: it must be a positive multiple of 32", "the nearest are 704 and 736"]),
+        (wan22, "sampling.width=1296", ["`sampling.width` is `1296`", "the nearest are 1280 and 1312"]),
+        (wan21, "sampling.width=16400", ["`sampling.width` is `16400`: the model reaches up to 16384", "the nearest is 16384"]),
+        (wan21, "sampling.num_frames=4097", ["`sampling.num_frames` is `4097`: the model reaches up to 4093", "the nearest is 4093"]),
+    ] {
+        let error = refused(name, change);
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+        assert!(error.starts_with("Wan") && error.contains("\nhint: "), "{error}");
+    }
+    plan(&recipe(wan21, &["sampling.height=720"]), Machine::default());
+}
+
 /// What the embedded model's folder says, counted with its tokenizer.
 #[test]
 fn text_is_counted_where_it_can_be() {

@@ -155,9 +155,10 @@ impl Plan {
     /// Plans a run.
     ///
     /// # Errors
-    /// Values of the recipe that make no groups or no schedule, or that the model has no use for.
+    /// Values of the recipe that make no groups or no schedule, or that the model has no use for; a video that it cannot make.
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
         settings.check_networks(model.boundary)?;
+        settings.check_size(&model.transformer, &model.vae)?;
         let trained = Trained::of(&settings.policy, model);
         let work = work(settings, model, text)?;
         let [_, f, h, w] = work.latents;

@@ -5,13 +5,17 @@ use std::path::Path;
 
 use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
 use wan::experts::Boundary;
+use wan::pipeline::SampleRequest;
+use wan::transformer::TransformerConfig;
+use wan::vae::VaeConfig;
 
 use super::prompts::{check_prompt, read_prompt_file};
 use super::{MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError};
 
 type Checked = Result<(), SettingsError>;
 
-/// Smallest unit of a video: 8 pixels per latent (VAE), 2 latents per patch (transformer).
+/// Smallest unit of a video of any model: 8 pixels per latent (VAE), 2 latents per patch (transformer). That of the model at hand is asked
+/// for by [`Settings::check_size`].
 const PIXELS_PER_PATCH: usize = 16;
 
 impl Settings {
@@ -182,6 +186,45 @@ impl Settings {
         Err(SettingsError::new(name.to_string(), field, message, "leave it out: `sampling.guidance_scale` is that of every step"))
     }
 }
+
+impl Settings {
+    /// Checks that a model can make videos of the recipe's size, as `flash-grpo sample` does: whole patches, and within the reach of its
+    /// rotary table. ([`Settings::load`] knows no model; Wan2.2 TI2V-5B wants multiples of 32.)
+    ///
+    /// # Errors
+    /// The first of height, width and frames that the model cannot make, with the nearest values that it can.
+    pub fn check_size(&self, transformer: &TransformerConfig, vae: &VaeConfig) -> Result<(), SettingsError> {
+        let check = |height, width, num_frames| {
+            SampleRequest { height, width, num_frames, ..SampleRequest::default() }.check(transformer, vae).map(drop)
+        };
+        let [height, width, frames] = [self.sampling.height, self.sampling.width, self.sampling.num_frames];
+        let Err(wan::Error::Argument { field, reason, hint, .. }) = check(height, width, frames) else { return Ok(()) };
+        let size = |value| match field {
+            "height" => check(value, width, frames),
+            "width" => check(height, value, frames),
+            _ => check(height, width, value),
+        };
+        // another field may be wrong as well: its turn comes later
+        let fits = |value: &usize| !matches!(size(*value), Err(wan::Error::Argument { field: same, .. }) if same == field);
+        let got = match field {
+            "height" => height,
+            "width" => width,
+            _ => frames,
+        };
+        let nearest = [(1..got).rev().take(REACH).find(fits), (got + 1..).take(REACH).find(fits)];
+        let hint = match nearest {
+            [Some(below), Some(above)] => format!("the nearest are {below} and {above}"),
+            [Some(one), None] | [None, Some(one)] => format!("the nearest is {one}"),
+            [None, None] => hint,
+        };
+        let field = format!("sampling.{field}");
+        let message = format!("`{field}` is `{got}`: {reason}");
+        Err(SettingsError::new(self.model.path.display().to_string(), field, message, hint))
+    }
+}
+
+/// How far from a size that a model cannot make another is looked for.
+const REACH: usize = 256;
 
 fn check_model(path: &Path) -> Checked {
     let name = path.display();
