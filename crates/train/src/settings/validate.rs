@@ -32,7 +32,7 @@ impl Settings {
         self.validate_train()?;
         self.validate_eval()?;
         self.validate_reward()?;
-        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last, "the last checkpoint is what a run leaves behind")
+        self.validate_checkpoint()
     }
 
     fn validate_sampling(&self) -> Checked {
@@ -101,6 +101,9 @@ impl Settings {
         let train = &self.train;
         at_least_one("train.iterations", train.iterations, "one iteration is one rollout phase")?;
         at_least_one("train.updates_per_iteration", train.updates_per_iteration, "2 is the published value")?;
+        let (updates, samples) = (train.updates_per_iteration, self.rollout.prompts_per_iteration.saturating_mul(self.rollout.group_size));
+        let hint = format!("an iteration has {samples} samples, and an update takes at least one of them; 2 is the published value");
+        require(updates <= samples, "train.updates_per_iteration", updates, &format!("at most {samples}"), &hint)?;
         self.loss().map_err(|error| from_grpo("train", &error))?;
         positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
@@ -131,6 +134,15 @@ impl Settings {
             rewards.iter().try_for_each(|reward| reward.validate().map_err(|error| from_reward(section, error)))?;
         }
         Ok(())
+    }
+
+    fn validate_checkpoint(&self) -> Checked {
+        let checkpoint = &self.checkpoint;
+        at_least_one("checkpoint.keep_last", checkpoint.keep_last, "the last checkpoint is what a run leaves behind")?;
+        let best_is_known = checkpoint.keep_best == 0 || self.eval.every > 0;
+        let hint =
+            "which checkpoints are the best is known from evaluations on the way: set `eval.every`, for instance to `checkpoint.every`";
+        require(best_is_known, "checkpoint.keep_best", checkpoint.keep_best, "0 with `eval.every = 0`", hint)
     }
 
     /// Checks that the files the recipe names are there and usable: the model folder and both prompt lists.
