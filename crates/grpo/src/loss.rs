@@ -91,10 +91,7 @@ impl PolicyLoss {
             let hint = "the published value is 1e-3; it is in units of the mean log-probability per element";
             return Err(Error::out_of_range("clip_range", self.clip_range, "a positive number", hint));
         }
-        if let Some(mask) = self.kl_mask.filter(|mask| !(mask.is_finite() && *mask > 0.0)) {
-            let hint = "a KL per element; leave it out to clip the ratio instead";
-            return Err(Error::out_of_range("kl_mask", mask, "a positive number", hint));
-        }
+        check_kl_mask(self.kl_mask)?;
         if !(self.kl_beta.is_finite() && self.kl_beta >= 0.0) {
             return Err(Error::out_of_range("kl_beta", self.kl_beta, "0 or a positive number", "0 switches the KL penalty off"));
         }
@@ -130,4 +127,11 @@ impl PolicyLoss {
     pub fn kl_term(&self, kl: f64) -> f64 {
         self.kl_beta * kl
     }
+}
+
+/// A KL mask is positive, where there is one.
+pub(crate) fn check_kl_mask(mask: Option<f64>) -> Result<(), Error> {
+    let Some(mask) = mask.filter(|mask| !(mask.is_finite() && *mask > 0.0)) else { return Ok(()) };
+    let hint = "a KL per element; leave it out to clip the ratio instead";
+    Err(Error::out_of_range("kl_mask", mask, "a positive number", hint))
 }

@@ -28,8 +28,6 @@ pub enum Purpose {
     Bootstrap = 7,
     /// Generated data (pretraining).
     Data = 8,
-    /// Order of samples.
-    Shuffle = 9,
 }
 
 /// Names one stream of random numbers.
@@ -130,7 +128,7 @@ mod tests {
     #[test]
     fn partial_shuffle_permutes() {
         let mut items: Vec<usize> = (0..10).collect();
-        partial_shuffle(&mut key(0, Purpose::Shuffle).rng(), &mut items, 10);
+        partial_shuffle(&mut key(0, Purpose::Prompts).rng(), &mut items, 10);
         assert_ne!(items, (0..10).collect::<Vec<_>>());
         items.sort_unstable();
         assert_eq!(items, (0..10).collect::<Vec<_>>());

@@ -27,7 +27,7 @@ pub enum StochasticSteps {
     Sliding {
         /// Steps in the window.
         size: usize,
-        /// Steps it moves by.
+        /// Steps it moves by, around the N - `size` places it can have. One that has a divisor in common with their number leaves places out.
         stride: usize,
         /// Iterations it stays for.
         every: u64,

@@ -251,6 +251,19 @@ fn nonsense_is_refused_with_a_hint() {
     assert!(message(no_steps, 10).starts_with("stochastic.count"));
     let half_a_step = Recipe { trained: TrainedSteps::Fraction { fraction: 0.5 }, ..flash() };
     assert!(message(half_a_step, 20).starts_with("trained.fraction"));
+    let still = |stride| {
+        let stochastic = StochasticSteps::Sliding { size: 4, stride, every: 25, decay: None };
+        Recipe { stochastic, ..Recipe::named("mixgrpo").unwrap() }
+    };
+    for stride in [0, 16, 32] {
+        let message = message(still(stride), 20);
+        assert!(
+            message.contains("expected no multiple of 16") && message.ends_with("the window would never move; MixGRPO uses 1"),
+            "{message}"
+        );
+    }
+    still(4).validate(20).unwrap(); // windows side by side
+    still(0).validate(5).unwrap(); // there is one place
     let silent = Recipe { noise_level: NoiseLevel::Linear { eta: 0.0 }, ..flash() };
     assert!(message(silent, 20).starts_with("noise_level.eta"));
     let twice = Recipe { loss_weight: LossWeight::NoiseLevel, ..Recipe::named("grpo-guard").unwrap() };

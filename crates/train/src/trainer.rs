@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::first_frames::{FirstFrames, Readers};
 use crate::inputs::{self, Inputs};
 use crate::optimizer::{AdamW, Ema};
+use crate::plan::Networks;
 use crate::policy::Policy;
 use crate::prompts::{self, PromptSet};
 use crate::replay::Conditioning;
@@ -99,6 +100,9 @@ impl Trainer {
         eval.truncate(settings.eval.num_prompts);
         let folder = settings.model_folder()?;
         WanPipeline::check(&folder)?;
+        if let Some(networks) = Networks::of(&settings)? {
+            settings.check_size(&networks.transformer, &networks.vae)?;
+        }
         let image_input = ImageInput::of_folder(&folder)?;
         let train_images = FirstFrames::of(&train, "prompts.train", image_input)?;
         let eval_images = FirstFrames::of(&eval, "prompts.eval", image_input)?;

@@ -125,6 +125,62 @@ fn weights_in_bf16_take_half() {
     assert_eq!(2 * of("bf16", "inputs of the blocks"), of("no", "inputs of the blocks"));
 }
 
+/// Backward of attention recomputes the scores of a chunk of queries: [40 heads, 512, 32,760] in f32 are 2.5 GiB, and three are alive. For the
+/// narrow heads of 1.3B the feed-forward is wider still.
+#[test]
+fn scores_of_attention_count_where_they_are_the_peak() {
+    let of = |name: &str, changes: &[&str]| plan(&recipe(name, changes), Machine::default());
+    let (small, large) = (of("flash_grpo_wan_1_3b.toml", &[]), of("flash_grpo_wan_14b.toml", &[]));
+    assert_eq!(bytes(&large, "update", "scores of attention"), 3 * 4 * 40 * 512 * 32_760);
+    assert_eq!(bytes(&small, "update", "scores of attention"), 0);
+    // the graph up to attention, not that of the feed-forward
+    assert_eq!(bytes(&large, "update", "activations of one block"), 4 * 32_760 * 8 * 5120);
+    let wide = of("flash_grpo_wan_14b.toml", &["train.mixed_precision=no"]);
+    let rollout = 4 * 32_760 * 6 * 5120 + 2 * 4 * 40 * 512 * 32_760 + 4 * 5120 * 13_824;
+    assert_eq!(bytes(&wide, "rollout", "activations"), rollout, "in f32 there is no fused kernel");
+}
+
+/// All graphs of the first update are there from the rollouts to its end, not those of one micro-batch.
+#[test]
+fn retained_graphs_are_counted_together() {
+    let of = |changes: &[&str]| {
+        let small =
+            ["train.activation_checkpointing=false", "sampling.num_frames=1", "rollout.group_size=4", "rollout.prompts_per_iteration=4"];
+        plan(&recipe("flash_grpo_wan_1_3b.toml", &[&small[..], changes].concat()), Machine::default())
+    };
+    let (plain, kept) = (of(&[]), of(&["rollout.retain_step=true"]));
+    const KEPT: &str = "graphs kept for the first update";
+    for phase in ["rollout", "decode", "update"] {
+        assert_eq!(bytes(&plain, phase, KEPT), 0);
+        // 16 samples in two updates; a micro-batch is one of them
+        let graphs = bytes(&kept, phase, KEPT) as f64 / bytes(&plain, "update", "activations") as f64;
+        assert!((8.0..8.5).contains(&graphs), "{phase}: {graphs}");
+    }
+    let advice = Machine { memory: Some(kept.peak() - 1), ..Machine::default() };
+    let settings = ["train.activation_checkpointing=false", "sampling.num_frames=1", "rollout.retain_step=true"];
+    let advice = plan(&recipe("flash_grpo_wan_1_3b.toml", &settings), advice).advice;
+    assert!(advice[0].starts_with("`rollout.retain_step = false`: peak ") && advice[0].ends_with("which fits"), "{advice:?}");
+}
+
+/// x and x' of every trained transition; v as well where the loss measures how far it has moved.
+#[test]
+fn recorded_transitions_are_in_host_memory() {
+    let of = |changes: &[&str]| {
+        let plan = plan(&recipe("flash_grpo_wan_1_3b.toml", changes), Machine::default());
+        let part = |name: &str| plan.host.parts.iter().find(|(part, _)| *part == name).map_or(0, |(_, bytes)| *bytes);
+        assert_eq!(plan.host.total, plan.host.parts.iter().map(|(_, bytes)| bytes).sum::<u64>());
+        [part("recorded transitions"), part("clips that wait for rewards")]
+    };
+    let latents = 4 * 16 * 21 * 60 * 104;
+    assert_eq!(of(&[]), [384 * 2 * latents, 1 << 30]);
+    assert_eq!(of(&["method.kl_mask=1e-4"])[0], 384 * 3 * latents);
+    let every = ["method.stochastic={ type = \"all\" }", "method.sharing=per-iteration"];
+    assert_eq!(of(&every)[0], 384 * 19 * 2 * latents);
+    let few =
+        of(&["rollout.prompts_per_iteration=1", "rollout.group_size=2", "sampling.num_frames=5", "reward=[{ type = \"brightness\" }]"]);
+    assert_eq!(few[1], 2 * 5 * 480 * 832 * 3 * 4);
+}
+
 /// In micro-batches of a whole group the common prefix is computed once.
 #[test]
 fn a_shared_prefix_saves_velocities() {
@@ -171,6 +227,29 @@ fn unknown_models_are_refused() {
     let settings = recipe("moving_shapes_cpu.toml", &["model.path=nowhere/at-all"]);
     let error = ModelSizes::of(&settings).expect_err("unknown").to_string();
     assert!(error.contains("nowhere/at-all") && error.contains("hint: "), "{error}");
+}
+
+/// A multiple of 16 is enough for an autoencoder of 8 pixels a latent, not for one of 16.
+#[test]
+fn sizes_that_the_model_cannot_make_are_refused() {
+    let refused = |recipe_name: &str, change: &str| {
+        let settings = recipe(recipe_name, &[change]);
+        let model = ModelSizes::of(&settings).expect("known sizes");
+        let text = TextLength { prompts: 0, tokens: 0, longest: 512, counted: false };
+        Plan::new(&settings, &model, text, Machine::default()).expect_err(change).to_string()
+    };
+    let (wan21, wan22) = ("flash_grpo_wan_1_3b.toml", "flash_grpo_wan2_2_ti2v_5b.toml");
+    for (name, change, expected) in [
+        (wan22, "sampling.height=720", ["`sampling.height` is `720`: it must be a positive multiple of 32", "the nearest are 704 and 736"]),
+        (wan22, "sampling.width=1296", ["`sampling.width` is `1296`", "the nearest are 1280 and 1312"]),
+        (wan21, "sampling.width=16400", ["`sampling.width` is `16400`: the model reaches up to 16384", "the nearest is 16384"]),
+        (wan21, "sampling.num_frames=4097", ["`sampling.num_frames` is `4097`: the model reaches up to 4093", "the nearest is 4093"]),
+    ] {
+        let error = refused(name, change);
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+        assert!(error.starts_with("Wan") && error.contains("\nhint: "), "{error}");
+    }
+    plan(&recipe(wan21, &["sampling.height=720"]), Machine::default());
 }
 
 /// What the embedded model's folder says, counted with its tokenizer.

@@ -95,6 +95,77 @@ fn mistakes_in_overrides() {
     insta::assert_snapshot!("mistakes_in_overrides", report);
 }
 
+/// Values that would silently do nothing.
+#[test]
+fn what_would_have_no_effect_is_refused() {
+    let error = |overrides: &[&str]| {
+        let SettingsError { field, message, hint, .. } = with(overrides).expect_err(overrides[0]);
+        format!("{field}: {message}; {hint}")
+    };
+    let small = ["rollout.prompts_per_iteration=2", "rollout.group_size=4"];
+    assert_eq!(
+        error(&[&["train.updates_per_iteration=9"], &small[..]].concat()),
+        "train.updates_per_iteration: `train.updates_per_iteration` is `9`, expected at most 8; \
+         an iteration has 8 samples, and an update takes at least one of them; 2 is the published value"
+    );
+    with(&[&["train.updates_per_iteration=8"], &small[..]].concat()).unwrap();
+    let best = error(&["checkpoint.keep_best=2", "eval.every=0"]);
+    assert!(best.starts_with("checkpoint.keep_best: `checkpoint.keep_best` is `2`, expected 0 with `eval.every = 0`; "), "{best}");
+    with(&["checkpoint.keep_best=2", "eval.every=5"]).unwrap();
+    let still = error(&["method.name=mixgrpo", "method.stochastic={ type = \"sliding\", size = 4, stride = 6, every = 25 }"]);
+    assert!(still.starts_with("method.stochastic.stride: `method.stochastic.stride` is `6`, expected no multiple of 6"), "{still}");
+}
+
+/// What a resumed run may change: how rewards are reached, where things lie, how long it goes on; not what is computed.
+#[test]
+fn changes_that_change_no_result_are_harmless() {
+    let rewards = "reward=[{ type = \"http\", url = \"http://a:1\", shared_folder = \"/dev/shm\" }, \
+                   { type = \"chat\", url = \"http://a:1/v1\", model = \"judge\", prompt = \"{prompt}?\", score = { json = \"score\" } }]";
+    let harmless = |change: &str| {
+        let [old, new] =
+            [&[rewards][..], &[rewards, change]].map(|overrides| with(overrides).unwrap_or_else(|error| panic!("{change}: {error}")));
+        let changes = new.changes_since(&old);
+        assert!(!changes.is_empty(), "{change}");
+        changes.iter().all(train::settings::Change::is_harmless)
+    };
+    for change in [
+        "reward.0.url=http://b:2",
+        "reward.0.connection.budget_s=7200",
+        "reward.0.concurrency=4",
+        "reward.0.shared_folder=/tmp",
+        "reward.0.cache=false",
+        "reward.1.api_key_env=KEY",
+        "reward.1.connection.request_timeout_s=5",
+        "scoring.cache=elsewhere",
+        "model.path=moved/moving-shapes",
+        "model.embedding_cache=elsewhere",
+        "prompts.train=moved.txt",
+        "prompts.eval=shapes:train",
+        "train.iterations=7",
+    ] {
+        assert!(harmless(change), "{change}");
+    }
+    for change in [
+        "reward.0.batch_size=4",
+        "reward.0.encoding=jpeg",
+        "reward.0.weight=2",
+        "reward.0.name=other",
+        "reward.1.model=another",
+        "reward.1.prompt=Is it {prompt}?",
+        "eval_reward=[{ type = \"brightness\" }]",
+        "prompts.negative=blurry",
+        "scoring.combination=group-normalised",
+        "seed=2",
+    ] {
+        assert!(!harmless(change), "{change}");
+    }
+    let [without, folder] = ["", ", shared_folder = \"/tmp\""]
+        .map(|more| with(&[&format!("reward=[{{ type = \"http\", url = \"http://a:1\"{more} }}]")]).unwrap());
+    assert!(!folder.changes_since(&without)[0].is_harmless(), "frames are encoded without a folder, and are not with one");
+    let moved = with(&["model.path=moved"]).unwrap().changes_since(&with(&[]).unwrap());
+    assert!(moved[0].names_input() && moved.len() == 1);
+}
+
 /// The steps of an optimizer are lost in bf16 weights.
 #[test]
 fn all_weights_are_not_trained_in_bf16() {

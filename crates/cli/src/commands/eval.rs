@@ -52,9 +52,8 @@ pub fn run_command(args: &EvalArgs) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&comparison)?);
         return Ok(());
     }
-    let [low, high] = comparison.eval_reward_interval;
     let (b, a) = (comparison.eval_reward_before, comparison.eval_reward_after);
-    println!("base {b:.4}   adapter {a:.4}   difference {:+.4}, 95 % interval [{low:+.4}, {high:+.4}]", comparison.eval_reward_difference);
+    println!("base {b:.4}   adapter {a:.4}   difference {}", comparison.gain(4));
     for (name, [before, after]) in &comparison.components {
         println!("  {name:<16} {before:.3} -> {after:.3}");
     }

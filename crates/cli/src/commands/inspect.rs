@@ -28,12 +28,13 @@ struct Trained {
 /// Runs the command.
 ///
 /// # Errors
-/// A recipe that cannot be read or used.
+/// A recipe that cannot be read or used; a video that its model cannot make.
 pub fn run_command(args: &InspectArgs) -> Result<()> {
     let settings = args.recipe.load()?;
     let networks = Networks::of(&settings)?;
     if let Some(networks) = &networks {
         settings.check_networks(networks.boundary)?;
+        settings.check_size(&networks.transformer, &networks.vae)?;
     }
     let boundary = networks.as_ref().and_then(|networks| networks.boundary);
     let (steps, trained) = (settings.step_table()?, trained(&settings, networks.as_ref()));

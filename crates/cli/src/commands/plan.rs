@@ -14,7 +14,7 @@ pub struct PlanArgs {
     /// Memory of one device, for instance `80GiB`: says whether the run fits, and what to change if it does not.
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     device_memory: Option<u64>,
-    /// Devices that share the samples of an iteration, without losses.
+    /// Devices that share the samples of an iteration, without losses: what the method allows, for a process uses one so far.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     devices: u64,
     /// Speed of one device in TFLOP/s, as the run reaches it.
@@ -73,7 +73,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 }
 
 fn text(plan: &Plan) -> String {
-    let sections = [parameters(plan), work(plan), operations(plan), memory(plan), time_and_price(plan)];
+    let sections = [parameters(plan), work(plan), operations(plan), memory(plan), time_and_price(plan), devices(plan)];
     let sections: Vec<String> = sections.iter().filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n")).collect();
     sections.join("\n\n") + "\n"
 }
@@ -146,6 +146,8 @@ fn memory(plan: &Plan) -> Vec<String> {
         lines.push(format!("  {:<36}{:>10}", phase.phase, gib(phase.total)));
         lines.extend(phase.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));
     }
+    lines.push(format!("{:<38}{:>10}", "host memory, on a CPU beside a phase's", gib(plan.host.total)));
+    lines.extend(plan.host.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));
     if let (Some(memory), Some(fits)) = (plan.machine.memory, plan.fits) {
         let verdict = if fits { "fits" } else { "does not fit" };
         lines.push(format!("the peak of {} {verdict} into {}", gib(plan.peak()), gib(memory)));
@@ -164,6 +166,11 @@ fn time_and_price(plan: &Plan) -> Vec<String> {
         format!("  an evaluation           {}", time(seconds.evaluation)),
         format!("  the run                 {}, {:.1} device hours{price}", time(seconds.run), seconds.device_hours),
     ]
+}
+
+fn devices(plan: &Plan) -> Vec<String> {
+    let note = "note: one process uses one device today; figures for more are what the method allows";
+    (plan.machine.devices > 1).then(|| note.to_owned()).into_iter().collect()
 }
 
 fn operation_count(flops: f64) -> String {

@@ -79,8 +79,8 @@ pub fn run_command(args: &RewardArgs) -> Result<()> {
 }
 
 /// Every reward of training and of evaluation.
-fn check_all(trainer: &Trainer, clips: &[(String, Frames)]) -> Vec<RewardCheck> {
-    let good: Vec<Sample<'_>> = clips.iter().filter_map(|(prompt, frames)| sample(trainer, prompt, frames)).collect();
+fn check_all(trainer: &Trainer, clips: &[(usize, Frames)]) -> Vec<RewardCheck> {
+    let good: Vec<Sample<'_>> = clips.iter().map(|(prompt, frames)| sample(trainer, *prompt, frames)).collect();
     let spoiled = spoil(&good);
     let bad: Vec<Bad<'_>> = spoiled.iter().map(Spoiled::bad).collect();
     let rewards = trainer.reward.rewards().chain(trainer.eval_reward.iter().flat_map(reward::Weighted::rewards));
@@ -88,9 +88,7 @@ fn check_all(trainer: &Trainer, clips: &[(String, Frames)]) -> Vec<RewardCheck> 
 }
 
 /// A clip of a held-out prompt as an evaluation shows it to rewards.
-fn sample<'a>(trainer: &'a Trainer, prompt: &str, frames: &'a Frames) -> Option<Sample<'a>> {
-    let prompts = &trainer.eval_prompts;
-    let place = prompts.texts.iter().position(|text| text == prompt)?;
-    let Asked { prompt, metadata, fps } = prompts.asked(place, trainer.settings.sampling.fps);
-    Some(Sample { prompt, frames, fps, metadata })
+fn sample<'a>(trainer: &'a Trainer, prompt: usize, frames: &'a Frames) -> Sample<'a> {
+    let Asked { prompt, metadata, fps } = trainer.eval_prompts.asked(prompt, trainer.settings.sampling.fps);
+    Sample { prompt, frames, fps, metadata }
 }

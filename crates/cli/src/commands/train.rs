@@ -180,12 +180,8 @@ fn located(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
 
 fn print(summary: &Summary, dir: &std::path::Path, base: &std::path::Path) {
     let c = &summary.comparison;
-    let [low, high] = c.eval_reward_interval;
     println!();
-    println!(
-        "held-out reward  {:.3} -> {:.3}   difference {:+.3}, 95 % interval [{low:+.3}, {high:+.3}]",
-        c.eval_reward_before, c.eval_reward_after, c.eval_reward_difference
-    );
+    println!("held-out reward  {:.3} -> {:.3}   difference {}", c.eval_reward_before, c.eval_reward_after, c.gain(3));
     for (name, [before, after]) in &c.components {
         println!("  {name:<16} {before:.3} -> {after:.3}");
     }

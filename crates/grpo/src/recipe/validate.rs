@@ -1,6 +1,7 @@
 //! Which recipes make sense on how many steps.
 
 use super::{Recipe, StepSharing, StochasticSteps, TrainedSteps};
+use crate::loss::check_kl_mask;
 use crate::{Density, Error, LossWeight, NoiseLevel, RatioKind};
 
 impl Recipe {
@@ -44,10 +45,7 @@ impl Recipe {
             let hint = "the ratio is normalised with the Gaussian's KL; use `density = \"gaussian\"`";
             return Err(conflict("noise_level.density", "unnormalised", "ratio = normalised", hint));
         }
-        if let Some(mask) = self.kl_mask.filter(|mask| !(mask.is_finite() && *mask > 0.0)) {
-            let hint = "a KL per element; leave it out to clip the ratio instead";
-            return Err(Error::out_of_range("kl_mask", mask, "a positive number", hint));
-        }
+        check_kl_mask(self.kl_mask)?;
         if self.ratio == RatioKind::Normalised && self.loss_weight == LossWeight::NoiseLevel {
             let hint = "the normalised ratio is already scaled by the step's noise; use `uniform` or `rectified`";
             return Err(conflict("loss_weight", "noise-level", "ratio = normalised", hint));
@@ -70,8 +68,14 @@ impl StochasticSteps {
                 in_range("stochastic.count", count, usable, &why)?;
                 in_range("stochastic.pool", pool, usable + 1 - count, &why)
             }
-            StochasticSteps::Sliding { size, stride: _, every, decay } => {
+            StochasticSteps::Sliding { size, stride, every, decay } => {
                 in_range("stochastic.size", size, usable, &why)?;
+                let places = num_steps - size;
+                if places > 1 && stride.is_multiple_of(places) {
+                    let expected = format!("no multiple of {places}, the places of the window");
+                    let hint = "the window would never move; MixGRPO uses 1";
+                    return Err(Error::out_of_range("stochastic.stride", stride, expected, hint));
+                }
                 in_range("stochastic.every", every as usize, usize::MAX, "iterations a window stays; MixGRPO uses 25")?;
                 let rate = decay.map_or(0.0, |decay| decay.rate);
                 let hint = "how much shorter a window stays per step; MixGRPO uses 0.1";

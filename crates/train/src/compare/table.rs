@@ -2,7 +2,7 @@
 
 use super::{Cell, forwards_per_iteration};
 use crate::error::Result;
-use crate::evaluate::{Evaluation, bootstrap};
+use crate::evaluate::{Evaluation, interval_of_mean};
 use crate::stats::{mean, std_of};
 use serde::Serialize;
 use serde_json::Value;
@@ -29,7 +29,7 @@ pub struct Row {
     pub area_under_curve: Interval,
     /// Share of the budget -> held-out reward over seeds, from the base at 0 on.
     pub curve: Vec<(f64, Interval)>,
-    /// Reward less that of the first row, see [`Difference`].
+    /// Reward less that of the first row, see [`Difference`]; none for the first row, and of one prompt under one seed.
     pub difference: Option<Difference>,
     /// Share of the budget after which the mean curve reaches what [`COST_BASE`] has at the end; none if it does not.
     pub share_to_match: Option<f64>,
@@ -41,7 +41,7 @@ pub struct Row {
     pub seconds_per_iteration: f64,
     /// Standard deviation of the gradient norm over a run relative to its mean, averaged over seeds.
     pub gradient_variability: f64,
-    /// Seeds that ended more than 0.05 below the base.
+    /// Seeds that ended more than a fifth of the [spread](spread) of rewards below the base.
     pub collapses: u64,
     /// Folders of the runs.
     pub runs: Vec<PathBuf>,
@@ -73,16 +73,16 @@ pub struct Interval {
 pub struct Difference {
     /// Mean over seeds and prompts.
     pub mean: f64,
-    /// 95 %: Student's t over the seeds' mean differences, for a seed decides about all its prompts together; with one seed a percentile
-    /// bootstrap over the prompts, which says nothing about other seeds.
+    /// 95 %: Student's t over the seeds' mean differences, for a seed decides about all its prompts together; with one seed
+    /// [`interval_of_mean`] over the prompts, which says nothing about other seeds.
     pub interval: [f64; 2],
 }
 
 /// The row that costs are relative to: full-trajectory training.
 pub const COST_BASE: &str = "flow-grpo";
 
-/// Reward that a run may lose before it counts as collapsed.
-const COLLAPSE: f64 = 0.05;
+/// What a run may lose before it counts as collapsed, in standard deviations of the base's rewards: 0.05 in the moving-shapes world.
+const COLLAPSE: f64 = 0.2;
 
 /// The table of finished cells.
 ///
@@ -100,7 +100,7 @@ pub fn table(cells: &[Cell]) -> Result<Table> {
     if let Some(first) = names.first() {
         let base = prompt_rewards(&of(first))?;
         for (row, name) in rows.iter_mut().zip(&names).skip(1) {
-            row.difference = Some(difference(&base, &prompt_rewards(&of(name))?));
+            row.difference = difference(&base, &prompt_rewards(&of(name))?);
         }
     }
     if let Some(target) = rows.iter().find(|row| row.name == COST_BASE).map(|row| row.reward.mean) {
@@ -123,6 +123,8 @@ fn row(name: &str, cells: &[&Cell]) -> Result<Row> {
         let during = cell.lines("eval.jsonl").iter().map(share).collect::<Vec<_>>();
         curves.push([vec![(0.0, before[i])], during, vec![(1.0, after[i])]].concat());
     }
+    let spreads = cells.iter().zip(&curves).map(|(cell, curve)| spread(cell, curve)).collect::<Result<Vec<_>>>()?;
+    let collapsed = |&seed: &usize| after[seed] < before[seed] - COLLAPSE * spreads[seed];
     let areas: Vec<f64> = curves.iter().map(|curve| area(curve)).collect();
     let points = curves.iter().map(Vec::len).min().unwrap_or(0);
     let point = |i: usize| (curves[0][i].0, Interval::of(&curves.iter().map(|curve| curve[i].1).collect::<Vec<_>>()));
@@ -141,13 +143,22 @@ fn row(name: &str, cells: &[&Cell]) -> Result<Row> {
         seconds_per_iteration: mean(cells.iter().map(|cell| cell.seconds_per_iteration().unwrap_or(f64::NAN))),
         share_to_match: None,
         gradient_variability: mean(cells.iter().map(variability)),
-        collapses: before.iter().zip(&after).filter(|(b, a)| **a < **b - COLLAPSE).count() as u64,
+        collapses: (0..cells.len()).filter(collapsed).count() as u64,
         runs: cells.iter().map(|cell| cell.settings.output_dir.clone()).collect(),
     })
 }
 
 fn area(curve: &[(f64, f64)]) -> f64 {
     curve.windows(2).map(|pair| (pair[1].0 - pair[0].0) * (pair[0].1 + pair[1].1) / 2.0).sum()
+}
+
+/// What rewards of a run are measured in: the standard deviation of the base's over all evaluated samples, which hardly depends on how many
+/// there are; of the curve, where the base's do not differ.
+fn spread(cell: &Cell, curve: &[(f64, f64)]) -> Result<f64> {
+    let base: Evaluation = cell.json("evaluation-before.json")?;
+    let of_samples = std_of(&base.samples.iter().map(|sample| sample.reward.value).collect::<Vec<_>>());
+    let of_curve = std_of(&curve.iter().map(|point| point.1).collect::<Vec<_>>());
+    Ok(if of_samples > 0.0 { of_samples } else { of_curve })
 }
 
 /// Mean reward of every (seed, prompt).
@@ -162,7 +173,7 @@ fn prompt_rewards(cells: &[&Cell]) -> Result<BTreeMap<(u64, usize), f64>> {
     Ok(rewards.into_iter().map(|(key, values)| (key, mean(values.into_iter()))).collect())
 }
 
-fn difference(base: &BTreeMap<(u64, usize), f64>, other: &BTreeMap<(u64, usize), f64>) -> Difference {
+fn difference(base: &BTreeMap<(u64, usize), f64>, other: &BTreeMap<(u64, usize), f64>) -> Option<Difference> {
     let mut seeds: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for ((seed, prompt), value) in other {
         if let Some(base) = base.get(&(*seed, *prompt)) {
@@ -170,11 +181,12 @@ fn difference(base: &BTreeMap<(u64, usize), f64>, other: &BTreeMap<(u64, usize),
         }
     }
     let means: Vec<f64> = seeds.values().map(|pairs| mean(pairs.iter().copied())).collect();
-    let over_seeds = Interval::of(&means);
-    match seeds.values().next() {
-        Some(pairs) if seeds.len() == 1 => Difference { mean: over_seeds.mean, interval: bootstrap(pairs, 10_000, 0) },
-        _ => Difference { mean: over_seeds.mean, interval: [over_seeds.low, over_seeds.high] },
-    }
+    let Interval { mean, low, high } = Interval::of(&means);
+    let interval = match seeds.values().next() {
+        Some(pairs) if seeds.len() == 1 => interval_of_mean(pairs, 10_000, 0)?,
+        _ => [low, high],
+    };
+    Some(Difference { mean, interval })
 }
 
 /// Where a curve first reaches `target`, by straight lines between its points.
@@ -228,11 +240,14 @@ mod tests {
     #[test]
     fn differences_are_over_seeds() {
         let rewards = |by: f64| BTreeMap::from([((1, 0), 0.5), ((1, 1), 0.7), ((2, 0), 0.4 + by), ((2, 1), 0.6 + by)]);
-        let Difference { mean, interval } = difference(&rewards(0.0), &rewards(0.2));
+        let Difference { mean, interval } = difference(&rewards(0.0), &rewards(0.2)).expect("two seeds");
         let half = 12.706 * 0.1; // the seeds differ by 0 and 0.2
         assert!((mean - 0.1).abs() < 1e-12 && (interval[1] - mean - half).abs() < 1e-9 && (mean - interval[0] - half).abs() < 1e-9);
         let one = |rewards: BTreeMap<(u64, usize), f64>| rewards.into_iter().filter(|((seed, _), _)| *seed == 2).collect();
-        assert!((difference(&one(rewards(0.0)), &one(rewards(0.2))).interval[0] - 0.2).abs() < 1e-12, "both prompts gained as much");
+        let of_one = difference(&one(rewards(0.0)), &one(rewards(0.2))).expect("two prompts");
+        assert!((of_one.interval[0] - 0.2).abs() < 1e-12, "both prompts gained as much");
+        let single = BTreeMap::from([((1, 0), 0.5)]);
+        assert_eq!(difference(&single, &single), None, "one prompt under one seed decides nothing");
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! The counts of activations are of tensors that are alive at once, read off `wan::transformer` and `wan::ops`. docs/scaling.md compares them
 //! with measurements.
 //!
+//! Attention is counted as GPUs compute it, a chunk of queries at a time; on the CPU its scratch is less.
+//!
 //! Legend: `B` samples of a micro-batch, `L` tokens of a sample, `T` text tokens, `D` features, `E` hidden features of the feed-forward, `N`
 //! blocks, `C` channels.
 
@@ -38,7 +40,7 @@ pub(super) fn transformer(settings: &Settings, config: &TransformerConfig) -> u6
 /// What is alive at the peak of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseMemory {
-    /// `text`, `rollout`, `decode` or `update`.
+    /// `text`, `rollout`, `decode` or `update`; `host` for what is not in the device's memory.
     pub phase: &'static str,
     /// All of it, in bytes.
     pub total: u64,
@@ -64,6 +66,10 @@ pub(super) struct Load {
     /// T
     pub text: TextLength,
     pub trained: Trained,
+    /// Transitions that an iteration records.
+    pub recorded: u64,
+    /// Velocities whose graphs are kept from the rollouts until the first update is through.
+    pub retained: u64,
     /// Whether the first latent frame is an image's, so that tokens have timesteps of their own.
     pub first_frame: bool,
 }
@@ -81,16 +87,39 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
                 ("text keys and values", rows.text(model, load)),
                 ("timesteps of tokens", rows.timesteps(model, load, 1) + rows.modulation(model, load)),
                 ("activations", rollout(model, load, &rows)),
+                retained(model, load, &rows),
             ],
         ),
-        with("decode", vec![("activations", decode(settings, model, load))]),
+        with("decode", vec![("activations", decode(settings, model, load)), retained(model, load, &rows)]),
         with("update", update(settings, model, load, &rows)),
     ]
+}
+
+/// The most that clips which wait for their rewards may take.
+const WAITING: u64 = 1 << 30;
+
+/// What an iteration keeps outside of the device: of every trained transition x and x', and v where the loss measures its change; clips that
+/// are not scored yet; the prompts. On a CPU this comes on top of every phase.
+pub(super) fn host(settings: &Settings, model: &ModelSizes, load: &Load) -> PhaseMemory {
+    let [frames, height, width] = load.latents;
+    let latents = model.vae.z_dim as u64 * (frames - u64::from(load.first_frame)) * height * width;
+    let tensors = 2 + u64::from(settings.loss().is_ok_and(|loss| loss.needs_change()));
+    let (sampling, rollout) = (&settings.sampling, &settings.rollout);
+    let shown = reward::leading_frames(&settings.reward, sampling.num_frames, sampling.fps);
+    let clips = rollout.prompts_per_iteration * rollout.group_size * shown * sampling.height * sampling.width * 3;
+    let parts = vec![
+        ("recorded transitions", F32 * load.recorded * tensors * latents),
+        ("clips that wait for rewards", WAITING.min(F32 * clips as u64)),
+        ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
+    ];
+    PhaseMemory::new("host", parts)
 }
 
 /// What stays from the first rollout to the last update.
 fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
     let state = if load.trained.full { STATE - 1 } else { STATE };
+    // those of a micro-batch, and the negative one
+    let prompts = settings.rollout.micro_batch.min(settings.rollout.prompts_per_iteration) as u64 + 1;
     vec![
         ("transformer", transformer(settings, &model.transformer)),
         ("second transformer", (model.networks() - 1) * transformer(settings, &model.transformer)),
@@ -98,7 +127,7 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
         ("image encoder", F32 * model.image_encoder.as_ref().map_or(0, |encoder| encoder.num_parameters() as u64)),
         ("first frames", F32 * first_frames(settings, model, load)),
-        ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
+        ("prompt embeddings", F32 * prompts * load.text.longest * model.transformer.text_dim as u64),
     ]
 }
 
@@ -136,6 +165,8 @@ struct Rows {
     batch: u64,
     /// Passes whose activations are kept until backward.
     passes: u64,
+    /// Rows of a sample: 2 with guidance.
+    branches: u64,
     /// Bytes of an activation between two operations.
     width: u64,
 }
@@ -144,24 +175,24 @@ impl Rows {
     fn new(settings: &Settings, tokens: u64) -> Self {
         let (samples, width) = (settings.rollout.micro_batch as u64, narrow(settings));
         if settings.sampling.widest_guidance() == 1.0 {
-            return Self { batch: samples, passes: 1, width };
+            return Self { batch: samples, passes: 1, branches: 1, width };
         }
         // as `replay` decides
         match GuidanceBatching::for_tokens((tokens * samples) as usize) {
-            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1, width },
-            GuidanceBatching::InTurn => Self { batch: samples, passes: 2, width },
+            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1, branches: 2, width },
+            GuidanceBatching::InTurn => Self { batch: samples, passes: 2, branches: 2, width },
         }
     }
 
     /// Keys and values of all blocks of every network: of the distinct prompts and the negative one, and once more for every row of a pass.
     fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
-        let rows = 2 + self.batch * self.passes;
-        2 * self.width
-            * model.networks()
-            * rows
-            * (load.text.longest + 1)
-            * model.transformer.dim() as u64
-            * model.transformer.num_layers as u64
+        (2 + self.batch * self.passes) * model.networks() * self.text_of_row(model, load)
+    }
+
+    /// Of one row, in the blocks of one network.
+    fn text_of_row(&self, model: &ModelSizes, load: &Load) -> u64 {
+        let config = &model.transformer;
+        2 * self.width * (load.text.longest + 1) * config.dim() as u64 * config.num_layers as u64
     }
 
     /// Where tokens have timesteps of their own: the embedding and its six projections, kept through `passes`.
@@ -179,10 +210,25 @@ impl Rows {
     }
 }
 
-/// D-sized tensors of a block in the feed-forward, the widest place: x, and two of size E. The largest weight is packed meanwhile.
+/// Query rows of a chunk of attention (`wan::transformer::attention`).
+const CHUNK: u64 = 512;
+
+/// Scores of one chunk [B, heads, 512, L], f32.
+fn scores(model: &ModelSizes, load: &Load, rows: &Rows) -> u64 {
+    F32 * rows.batch * model.transformer.num_attention_heads as u64 * load.tokens.min(CHUNK) * load.tokens
+}
+
+/// The widest place of a block without a graph. The largest weight is packed meanwhile.
+///
+/// ```text
+/// feed-forward      x, its norm, and two of size E                               2 D + 2 E
+/// self-attention    x, q, k, its transpose, v, o; scores and probabilities       6 D + 2 chunks, but in bf16, where the kernel is a fused one
+/// ```
 fn rollout(model: &ModelSizes, load: &Load, rows: &Rows) -> u64 {
     let (d, e) = (model.transformer.dim() as u64, model.transformer.ffn_dim as u64);
-    F32 * (rows.batch * load.tokens * (2 * d + 2 * e) + d * e)
+    let tokens = rows.batch * load.tokens;
+    let attention = if rows.width == F32 { F32 * tokens * 6 * d + 2 * scores(model, load, rows) } else { 0 };
+    attention.max(F32 * tokens * (2 * d + 2 * e)) + F32 * d * e
 }
 
 /// What backward keeps of one block, per token.
@@ -200,27 +246,67 @@ pub(super) fn block_graph(d: u64, e: u64, trained: &Trained) -> u64 {
     14 * d + e + feed_forward + gates
 }
 
-/// Gradients that are alive at once in a block: of its output and its product, of the feed-forward's hidden tensors.
-fn backward_width(d: u64, e: u64) -> u64 {
-    3 * d + 2 * e
+/// A place in the backward pass of a block, in bytes.
+struct Place {
+    /// What is left of its graph.
+    graph: u64,
+    /// Gradients of activations, and the largest weight while it is packed.
+    gradients: u64,
+    /// Of a chunk of attention.
+    scores: u64,
+}
+
+impl Place {
+    /// The wider of the two wide ones.
+    ///
+    /// ```text
+    /// feed-forward      the whole graph; gradients of output and product, of the hidden tensors       3 D + 2 E
+    /// self-attention    8 D of the graph; gradients of o, x, q, k, v; k and v transposed              7 D + 3 chunks: p, dp, ds
+    /// ```
+    fn widest(model: &ModelSizes, load: &Load, rows: &Rows) -> Self {
+        let (d, e) = (model.transformer.dim() as u64, model.transformer.ffn_dim as u64);
+        let of_tokens = |width: u64| F32 * rows.batch * load.tokens * width;
+        let packed = F32 * d * e;
+        let graph = of_tokens(block_graph(d, e, &load.trained));
+        let feed_forward = Self { graph, gradients: of_tokens(3 * d + 2 * e) + packed, scores: 0 };
+        let attention = Self { graph: of_tokens(8 * d), gradients: of_tokens(7 * d) + packed, scores: 3 * scores(model, load, rows) };
+        if attention.total() > feed_forward.total() { attention } else { feed_forward }
+    }
+
+    fn total(&self) -> u64 {
+        self.graph + self.gradients + self.scores
+    }
+}
+
+/// Graphs of all blocks that the rollouts keep for the first update, with their text's keys and values.
+fn retained(model: &ModelSizes, load: &Load, rows: &Rows) -> (&'static str, u64) {
+    let config = &model.transformer;
+    let [d, e, n] = [config.dim(), config.ffn_dim, config.num_layers].map(|x| x as u64);
+    let row = n * F32 * load.tokens * block_graph(d, e, &load.trained) + rows.text_of_row(model, load);
+    ("graphs kept for the first update", load.retained * rows.branches * row)
 }
 
 fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> Vec<(&'static str, u64)> {
     let config = &model.transformer;
     let [d, e, n] = [config.dim(), config.ffn_dim, config.num_layers].map(|x| x as u64);
     let tokens = rows.batch * load.tokens;
-    let graph = F32 * tokens * block_graph(d, e, &load.trained);
-    let backward = ("gradients of activations", F32 * (tokens * backward_width(d, e) + d * e));
+    let block = F32 * tokens * block_graph(d, e, &load.trained);
+    let Place { graph, gradients, scores } = Place::widest(model, load, rows);
+    let backward = [("gradients of activations", gradients), ("scores of attention", scores)];
     let text = ("text keys and values", rows.text(model, load));
     let timesteps = rows.timesteps(model, load, rows.passes);
     if !settings.train.activation_checkpointing {
         let timesteps = ("timesteps of tokens", timesteps + rows.passes * n * rows.modulation(model, load));
-        return vec![text, timesteps, ("activations", rows.passes * n * graph), backward];
+        // the first update goes through graphs that are there, later ones through a micro-batch's at a time
+        let (replayed, kept) = (rows.passes * n * block, retained(model, load, rows));
+        let activations = if kept.1 > replayed { kept } else { ("activations", replayed) };
+        let gone = block - graph;
+        return [vec![text, timesteps, (activations.0, activations.1 - gone)], backward.to_vec()].concat();
     }
     let timesteps = ("timesteps of tokens", timesteps + rows.modulation(model, load));
     let own = ("gradients of this pass", F32 * load.trained.parameters / model.networks());
     let inputs = ("inputs of the blocks", rows.width * rows.passes * (n + 1) * tokens * d);
-    vec![text, timesteps, inputs, ("activations of one block", graph), backward, own]
+    [vec![text, timesteps, inputs, ("activations of one block", graph)], backward.to_vec(), vec![own]].concat()
 }
 
 /// Elements beyond which a clip is decoded in chunks of time (`AutoencoderKlWan::max_elements_per_pass`).

@@ -17,7 +17,6 @@ use crate::batch::Batch;
 use crate::error::Result;
 use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
-use grpo::GroupLayout;
 use serde::Serialize;
 
 /// What the run has to its disposal.
@@ -25,7 +24,7 @@ use serde::Serialize;
 pub struct Machine {
     /// Memory of one device in bytes.
     pub memory: Option<u64>,
-    /// Devices that share the samples.
+    /// Devices that share the samples: what the method allows, for a process uses one so far.
     pub devices: u64,
     /// Floating-point operations per second of one device.
     pub flops: Option<f64>,
@@ -52,6 +51,8 @@ pub struct Plan {
     pub mixed_precision: MixedPrecision,
     /// Peak memory of each phase.
     pub memory: Vec<PhaseMemory>,
+    /// What is kept outside of the device; on a CPU in addition to each phase.
+    pub host: PhaseMemory,
     /// The machine it is planned for.
     pub machine: Machine,
     /// Whether the largest phase fits, if the memory is known.
@@ -155,11 +156,15 @@ impl Plan {
     /// Plans a run.
     ///
     /// # Errors
-    /// Values of the recipe that make no groups or no schedule, or that the model has no use for.
+    /// Values of the recipe that make no groups or no schedule, or that the model has no use for; a video that it cannot make.
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
         settings.check_networks(model.boundary)?;
+        settings.check_size(&model.transformer, &model.vae)?;
         let trained = Trained::of(&settings.policy, model);
-        let work = work(settings, model, text)?;
+        let batches = typical_batches(settings)?;
+        let retain = settings.rollout.retain_step;
+        let most = |count: &dyn Fn(&Batch) -> usize| batches.iter().map(count).max().unwrap_or(0) as u64;
+        let work = work(settings, model, text, &batches);
         let [_, f, h, w] = work.latents;
         let load = memory::Load {
             tokens: work.tokens,
@@ -167,6 +172,8 @@ impl Plan {
             frames: settings.sampling.num_frames as u64,
             text,
             trained,
+            recorded: most(&|batch| batch.plans.iter().map(|plan| plan.trained.len()).sum()),
+            retained: most(&|batch| batch.work(retain).retained),
             first_frame: model.gives_first_frame(settings),
         };
         let memory = memory::phases(settings, model, &load);
@@ -187,6 +194,7 @@ impl Plan {
             work,
             flops,
             memory,
+            host: memory::host(settings, model, &load),
             machine,
         };
         plan.advice = advice(&plan, settings, model, text)?;
@@ -203,23 +211,31 @@ fn peak(memory: &[PhaseMemory]) -> u64 {
     memory.iter().map(|phase| phase.total).max().unwrap_or(0)
 }
 
-fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Work> {
+/// The first iterations, whose plans are counted.
+fn typical_batches(settings: &Settings) -> Result<Vec<Batch>> {
+    let prompts = settings.rollout.prompts_per_iteration;
+    (0..TYPICAL_ITERATIONS).map(|iteration| Batch::plan(settings, prompts, iteration)).collect()
+}
+
+/// How many they are.
+const TYPICAL_ITERATIONS: u64 = 16;
+
+fn work(settings: &Settings, model: &ModelSizes, text: TextLength, batches: &[Batch]) -> Work {
     let (sampling, vae) = (&settings.sampling, &model.vae);
     let latents =
         [vae.z_dim, vae.latent_frames(sampling.num_frames), sampling.height / vae.spatial_factor(), sampling.width / vae.spatial_factor()];
     let tokens: usize = latents[1..].iter().zip(model.transformer.patch_size).map(|(size, patch)| size / patch).product();
-    let layout = GroupLayout::new(settings.rollout.prompts_per_iteration, settings.rollout.group_size)?;
-    let batch = |iteration| Ok(Batch::plan(settings, layout.num_prompts(), iteration)?.work(settings.rollout.retain_step));
-    let work: sharing::Work = (0..TYPICAL_ITERATIONS).map(batch).collect::<Result<Vec<_>>>()?.into_iter().sum();
-    let mean = |count: usize| count as f64 / TYPICAL_ITERATIONS as f64;
+    let rollout = &settings.rollout;
+    let work: sharing::Work = batches.iter().map(|batch| batch.work(rollout.retain_step)).sum();
+    let mean = |count: usize| count as f64 / batches.len() as f64;
     let (eval, iterations) = (&settings.eval, settings.train.iterations);
     let during = (iterations - 1).checked_div(eval.every).unwrap_or(0);
-    Ok(Work {
+    Work {
         latents: latents.map(|size| size as u64),
         tokens: tokens as u64,
         text,
         branches: if sampling.widest_guidance() == 1.0 { 1 } else { 2 },
-        samples: layout.num_samples() as u64,
+        samples: (rollout.prompts_per_iteration * rollout.group_size) as u64,
         velocities: mean(work.sampled),
         replayed: mean(work.replayed),
         retained: mean(work.retained),
@@ -227,11 +243,8 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Wor
         updates: (iterations * settings.train.updates_per_iteration) as u64,
         eval_videos: (eval.num_prompts * eval.samples_per_prompt) as u64,
         evaluations: 2 + during as u64,
-    })
+    }
 }
-
-/// Iterations whose plans are counted.
-const TYPICAL_ITERATIONS: u64 = 16;
 
 impl Flops {
     fn new(settings: &Settings, model: &ModelSizes, work: &Work, full: bool) -> Self {
@@ -295,25 +308,31 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         }
         return Ok(Vec::new());
     }
-    let mut advice = Vec::new();
+    let mut advice = Advice::default();
+    let kept = |s: &mut Settings| s.rollout.retain_step = false;
+    let checkpointing = |s: &mut Settings| {
+        kept(s);
+        s.train.activation_checkpointing = true;
+    };
+    if settings.rollout.retain_step {
+        let peak = peak_with(&kept)?;
+        advice.push(format!("`rollout.retain_step = false`: peak {}, {}", gib(peak), verdict(peak)));
+    }
     if !settings.train.activation_checkpointing {
-        let peak = peak_with(&|s| s.train.activation_checkpointing = true)?;
+        let peak = peak_with(&checkpointing)?;
         advice.push(format!("`train.activation_checkpointing = true`: peak {}, {}", gib(peak), verdict(peak)));
     }
     if settings.rollout.micro_batch > 1 {
         let peak = peak_with(&smallest)?;
-        let and = if advice.is_empty() { "" } else { "that and " };
-        advice.push(format!("{and}`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
+        advice.push(format!("`rollout.micro_batch = 1`: peak {}, {}", gib(peak), verdict(peak)));
     }
     let (plain, tiled) = (peak_with(&smallest)?, peak_with(&tiles)?);
     if plain > memory && tiled < plain {
-        let and = if advice.is_empty() { "" } else { "that and " };
-        advice.push(format!("{and}`sampling.vae_tiling = true`: peak {}, {}", gib(tiled), verdict(tiled)));
+        advice.push(format!("`sampling.vae_tiling = true`: peak {}, {}", gib(tiled), verdict(tiled)));
     }
     let peak = peak_with(&narrowest)?;
     if tiled > memory && tiled > peak {
-        let and = if advice.is_empty() { "" } else { "that and " };
-        advice.push(format!("{and}`train.mixed_precision = \"bf16\"`: peak {}, {}", gib(peak), verdict(peak)));
+        advice.push(format!("`train.mixed_precision = \"bf16\"`: peak {}, {}", gib(peak), verdict(peak)));
     }
     let fits = |frames: usize| -> Result<bool> {
         let peak = peak_with(&|s| {
@@ -331,15 +350,26 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         narrowest(&mut narrow);
         let resident = model.networks() * memory::transformer(&narrow, &model.transformer);
         let alone = if model.boundary.is_some() { "both transformers alone take" } else { "the transformer alone takes" };
-        advice.push(format!("not even one frame of this size fits: {alone} {}; use a larger device", gib(resident)));
+        advice.0.push(format!("not even one frame of this size fits: {alone} {}; use a larger device", gib(resident)));
     } else if frames < settings.sampling.num_frames {
-        let and = if advice.is_empty() { "" } else { "that and " };
-        advice.push(format!("{and}`sampling.num_frames = {frames}`, the most that fits at this height and width"));
+        advice.push(format!("`sampling.num_frames = {frames}`, the most that fits at this height and width"));
     }
-    Ok(advice)
+    Ok(advice.0)
+}
+
+/// Suggestions, each of which takes the ones before it for granted.
+#[derive(Default)]
+struct Advice(Vec<String>);
+
+impl Advice {
+    fn push(&mut self, suggestion: String) {
+        let and = if self.0.is_empty() { "" } else { "that and " };
+        self.0.push(format!("{and}{suggestion}"));
+    }
 }
 
 fn smallest(settings: &mut Settings) {
+    settings.rollout.retain_step = false;
     settings.train.activation_checkpointing = true;
     settings.rollout.micro_batch = 1;
 }

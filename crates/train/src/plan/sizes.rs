@@ -23,6 +23,8 @@ pub struct Networks {
     pub transformer: TransformerConfig,
     /// Where the second network takes over, if there is one.
     pub boundary: Option<Boundary>,
+    /// The autoencoder that their latents belong to.
+    pub vae: VaeConfig,
 }
 
 impl Networks {
@@ -35,11 +37,13 @@ impl Networks {
         let config = dir.join("transformer/config.json");
         if config.exists() {
             let (transformer, boundary) = (TransformerConfig::load(&config)?, Boundary::of_folder(&dir)?);
-            return Ok(Some(Self { dir, is_there: true, transformer, boundary }));
+            let vae = VaeConfig::read(&dir.join("vae/config.json"))?;
+            return Ok(Some(Self { dir, is_there: true, transformer, boundary, vae }));
         }
         let name = name_of(&dir);
         let released = TransformerConfig::released(&name);
-        Ok(released.map(|transformer| Self { dir, is_there: false, transformer, boundary: Boundary::released(&name) }))
+        let (boundary, vae) = (Boundary::released(&name), VaeConfig::released(&name));
+        Ok(released.map(|transformer| Self { dir, is_there: false, transformer, boundary, vae }))
     }
 }
 
@@ -70,7 +74,7 @@ impl ModelSizes {
     /// # Errors
     /// A folder that is not there and has no known name; a config that cannot be used.
     pub fn of(settings: &Settings) -> Result<Self> {
-        let Some(Networks { dir, is_there, transformer, boundary }) = Networks::of(settings)? else {
+        let Some(Networks { dir, is_there, transformer, boundary, vae }) = Networks::of(settings)? else {
             let dir = settings.model.path.as_path();
             let hint = "name a model folder, or a released model by its folder's name: `Wan2.1-T2V-1.3B-Diffusers`, `Wan2.1-T2V-14B-Diffusers`, `Wan2.1-I2V-14B-480P-Diffusers`, `Wan2.2-T2V-A14B-Diffusers`, `Wan2.2-I2V-A14B-Diffusers`, `Wan2.2-TI2V-5B-Diffusers`";
             return Err(Error::invalid(dir, "there is no `transformer/config.json`, and the name is none of a released model", hint));
@@ -81,11 +85,10 @@ impl ModelSizes {
                 image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::of_folder(&dir)).transpose()?,
                 transformer,
                 boundary,
-                vae: VaeConfig::read(&dir.join("vae/config.json"))?,
+                vae,
                 text_encoder: Umt5Config::load(&dir.join("text_encoder"))?,
             });
         }
-        let vae = VaeConfig::released(&name_of(&dir));
         Ok(Self {
             image_input: ImageInput::new(&transformer, vae.is_residual),
             image_encoder: transformer.image_dim.map(|_| ClipVisionConfig::vit_h()),

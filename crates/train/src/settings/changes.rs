@@ -5,16 +5,24 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Keys (or sections, with a dot at the end) that change how long a run goes on and what it writes, but not what it computes.
-const HARMLESS: [&str; 8] = [
+const HARMLESS: [&str; 9] = [
     "output_dir",
     "model.embedding_cache",
     "train.iterations",
     "train.activation_checkpointing",
+    "scoring.cache",
     "checkpoint.",
     "debug.",
     "eval.videos",
     "eval.bootstrap",
 ];
+
+/// Keys of a reward that say how it is reached, and how long it is waited for, but not what a video is worth. (`batch_size` is none of them:
+/// what is computed together may be rounded otherwise.)
+const TRANSPORT: [&str; 8] = ["url", "api_key_env", "connection.", "concurrency", "processes", "timeout_s", "restarts", "cache"];
+
+/// Keys that name what a run reads. A checkpoint has its checksum ([`crate::inputs`]), and it is that which has to be the same.
+const INPUTS: [&str; 3] = ["model.path", "prompts.train", "prompts.eval"];
 
 /// One key with different values.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +36,33 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether a run can go on with this change and end as if it had been there from the start.
+    /// Whether a run can go on with this change and end as if it had been there from the start. Where [`names_input`](Self::names_input), that
+    /// holds for the same content under another name.
     pub fn is_harmless(&self) -> bool {
-        HARMLESS.iter().any(|harmless| self.key == *harmless || (harmless.ends_with('.') && self.key.starts_with(harmless)))
+        is_one_of(&self.key, &HARMLESS) || self.names_input() || self.of_reward().is_some_and(|key| self.is_transport(key))
     }
+
+    /// Whether the key names something that is read, and compared by its content.
+    pub fn names_input(&self) -> bool {
+        is_one_of(&self.key, &INPUTS)
+    }
+
+    fn is_transport(&self, key: &str) -> bool {
+        // without a folder frames are encoded, with one they are not
+        let other_folder = key == "shared_folder" && self.old.is_some() && self.new.is_some();
+        other_folder || is_one_of(key, &TRANSPORT)
+    }
+
+    /// The key within a reward's table: `url` of `reward.0.url`.
+    fn of_reward(&self) -> Option<&str> {
+        let (place, key) = self.key.strip_prefix("reward.").or_else(|| self.key.strip_prefix("eval_reward."))?.split_once('.')?;
+        place.parse::<usize>().ok().map(|_| key)
+    }
+}
+
+/// Whether `key` is one of the names, or in one of the sections.
+fn is_one_of(key: &str, names: &[&str]) -> bool {
+    names.iter().any(|name| key == *name || (name.ends_with('.') && key.starts_with(name)))
 }
 
 impl fmt::Display for Change {

@@ -44,9 +44,9 @@ pub struct PromptSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplingSettings {
-    /// Pixels, a multiple of 16.
+    /// Pixels, a multiple of 16; of 32 for Wan2.2 TI2V-5B ([`Settings::check_size`](super::Settings::check_size)).
     pub height: usize,
-    /// Pixels, a multiple of 16.
+    /// Pixels, likewise.
     pub width: usize,
     /// Frames, 4k + 1.
     pub num_frames: usize,

@@ -5,13 +5,17 @@ use std::path::Path;
 
 use grpo::{GroupLayout, LossWeights, Schedule, StochasticSteps};
 use wan::experts::Boundary;
+use wan::pipeline::SampleRequest;
+use wan::transformer::TransformerConfig;
+use wan::vae::VaeConfig;
 
 use super::prompts::{check_prompt, read_prompt_file};
 use super::{MixedPrecision, PolicySettings, PromptSource, Settings, SettingsError};
 
 type Checked = Result<(), SettingsError>;
 
-/// Smallest unit of a video: 8 pixels per latent (VAE), 2 latents per patch (transformer).
+/// Smallest unit of a video of any model: 8 pixels per latent (VAE), 2 latents per patch (transformer). That of the model at hand is asked
+/// for by [`Settings::check_size`].
 const PIXELS_PER_PATCH: usize = 16;
 
 impl Settings {
@@ -28,7 +32,7 @@ impl Settings {
         self.validate_train()?;
         self.validate_eval()?;
         self.validate_reward()?;
-        at_least_one("checkpoint.keep_last", self.checkpoint.keep_last, "the last checkpoint is what a run leaves behind")
+        self.validate_checkpoint()
     }
 
     fn validate_sampling(&self) -> Checked {
@@ -97,6 +101,9 @@ impl Settings {
         let train = &self.train;
         at_least_one("train.iterations", train.iterations, "one iteration is one rollout phase")?;
         at_least_one("train.updates_per_iteration", train.updates_per_iteration, "2 is the published value")?;
+        let (updates, samples) = (train.updates_per_iteration, self.rollout.prompts_per_iteration.saturating_mul(self.rollout.group_size));
+        let hint = format!("an iteration has {samples} samples, and an update takes at least one of them; 2 is the published value");
+        require(updates <= samples, "train.updates_per_iteration", updates, &format!("at most {samples}"), &hint)?;
         self.loss().map_err(|error| from_grpo("train", &error))?;
         positive("train.advantage_clip", train.advantage_clip, "5 is the published value")?;
         let decay = train.ema_decay;
@@ -127,6 +134,15 @@ impl Settings {
             rewards.iter().try_for_each(|reward| reward.validate().map_err(|error| from_reward(section, error)))?;
         }
         Ok(())
+    }
+
+    fn validate_checkpoint(&self) -> Checked {
+        let checkpoint = &self.checkpoint;
+        at_least_one("checkpoint.keep_last", checkpoint.keep_last, "the last checkpoint is what a run leaves behind")?;
+        let best_is_known = checkpoint.keep_best == 0 || self.eval.every > 0;
+        let hint =
+            "which checkpoints are the best is known from evaluations on the way: set `eval.every`, for instance to `checkpoint.every`";
+        require(best_is_known, "checkpoint.keep_best", checkpoint.keep_best, "0 with `eval.every = 0`", hint)
     }
 
     /// Checks that the files the recipe names are there and usable: the model folder and both prompt lists.
@@ -183,9 +199,48 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// Checks that a model can make videos of the recipe's size, as `flash-grpo sample` does: whole patches, and within the reach of its
+    /// rotary table. ([`Settings::load`] knows no model; Wan2.2 TI2V-5B wants multiples of 32.)
+    ///
+    /// # Errors
+    /// The first of height, width and frames that the model cannot make, with the nearest values that it can.
+    pub fn check_size(&self, transformer: &TransformerConfig, vae: &VaeConfig) -> Result<(), SettingsError> {
+        let check = |height, width, num_frames| {
+            SampleRequest { height, width, num_frames, ..SampleRequest::default() }.check(transformer, vae).map(drop)
+        };
+        let [height, width, frames] = [self.sampling.height, self.sampling.width, self.sampling.num_frames];
+        let Err(wan::Error::Argument { field, reason, hint, .. }) = check(height, width, frames) else { return Ok(()) };
+        let size = |value| match field {
+            "height" => check(value, width, frames),
+            "width" => check(height, value, frames),
+            _ => check(height, width, value),
+        };
+        // another field may be wrong as well: its turn comes later
+        let fits = |value: &usize| !matches!(size(*value), Err(wan::Error::Argument { field: same, .. }) if same == field);
+        let got = match field {
+            "height" => height,
+            "width" => width,
+            _ => frames,
+        };
+        let nearest = [(1..got).rev().take(REACH).find(fits), (got + 1..).take(REACH).find(fits)];
+        let hint = match nearest {
+            [Some(below), Some(above)] => format!("the nearest are {below} and {above}"),
+            [Some(one), None] | [None, Some(one)] => format!("the nearest is {one}"),
+            [None, None] => hint,
+        };
+        let field = format!("sampling.{field}");
+        let message = format!("`{field}` is `{got}`: {reason}");
+        Err(SettingsError::new(self.model.path.display().to_string(), field, message, hint))
+    }
+}
+
+/// How far from a size that a model cannot make another is looked for.
+const REACH: usize = 256;
+
 fn check_model(path: &Path) -> Checked {
     let name = path.display();
-    let hint = "a folder in the diffusers layout, relative to the current directory (`models/moving-shapes` is in the repository), or a hub id that `hf download` has fetched";
+    let hint = "a folder in the diffusers layout, relative to the current directory (`models/moving-shapes` is in the repository), or a hub id, `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`, once `flash-grpo download` has fetched it";
     let error = |what: &str| {
         let message = format!("`model.path` is `{name}`, {what}");
         SettingsError::new(name.to_string(), "model.path", message, hint)
