@@ -41,7 +41,7 @@ pub struct Row {
     pub seconds_per_iteration: f64,
     /// Standard deviation of the gradient norm over a run relative to its mean, averaged over seeds.
     pub gradient_variability: f64,
-    /// Seeds that ended more than a fifth of the [spread](spread) of rewards below the base.
+    /// Seeds that ended more than a fifth of the standard deviation of the base's rewards below the base.
     pub collapses: u64,
     /// Folders of the runs.
     pub runs: Vec<PathBuf>,
