@@ -2,8 +2,6 @@
 
 #[path = "../../wan/tests/common/experts.rs"]
 mod experts;
-#[path = "../../wan/tests/common/folder.rs"]
-mod folder;
 
 use assert_cmd::Command;
 use std::collections::BTreeMap;
@@ -132,7 +130,7 @@ fn bad_input_gets_one_clear_message() {
 #[test]
 fn requests_and_adapters_are_checked_before_weights_are_read() {
     let model = tempfile::tempdir().expect("temporary folder");
-    folder::copy(&golden_dir().join("wan-tiny"), model.path());
+    experts::copy(&golden_dir().join("wan-tiny"), model.path());
     for part in ["transformer", "vae"] {
         std::fs::write(model.path().join(part).join("diffusion_pytorch_model.safetensors"), [7_u8; 64]).expect("write");
     }

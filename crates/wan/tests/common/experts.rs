@@ -5,7 +5,7 @@
 #[path = "folder.rs"]
 mod folder;
 
-use folder::copy;
+pub use folder::copy;
 use std::collections::BTreeMap;
 use std::path::Path;
 use wan::weights::{WeightFiles, write_safetensors};
