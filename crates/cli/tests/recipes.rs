@@ -57,6 +57,7 @@ api_key_env = "KEY"
 type = "flow-grpo"
 url = "http://127.0.0.1:8000"
 version = "1"
+extra = { only_strict = true }
 
 [[reward]]
 type = "onnx"

@@ -163,7 +163,7 @@ fn result(table: &Table, rows: &[Ranked<'_>]) -> Markup {
             "Best first. Held-out reward and area: means over " (table.seeds) " seeds with 95 % intervals (Student's t). "
             "At 25 and 50 % of the budget: means. Budget to match: where the mean curve reaches what " (COST_BASE) " ends with. In parentheses: cost relative to " (cost.map_or("", |cost| &cost.name)) ". "
             "Gradient variability: standard deviation of the gradient norm over a run relative to its mean. "
-            "A collapse is a seed that ended more than 0.05 below the model it began with."
+            "A collapse is a seed that ended below the model it began with by more than 0.2 standard deviations of that model's rewards."
         }
     }
 }
@@ -212,7 +212,7 @@ fn differences(seeds: u64, rows: &[Ranked<'_>]) -> Markup {
             p.note {
                 "Held-out reward less that of " (base.row.name) ", paired by seed and prompt: both are evaluated from the same noise. "
                 strong.better { "Better" } " and " strong.worse { "worse" } " are said where the 95 % interval (Student's t over the seeds' mean differences; "
-                "of one seed, a bootstrap over its prompts) does not contain 0, the dashed line. Of rows that do not differ at all, one in twenty is marked so by chance"
+                "of one seed, over its prompts) does not contain 0, the dashed line. Of rows that do not differ at all, one in twenty is marked so by chance"
                 @if compared.len() > 1 { ": with " (compared.len()) " rows, expect " (format!("{:.1}", compared.len() as f64 / 20.0)) }
                 "."
                 @if seeds == 1 { " One seed says nothing about others." }
@@ -342,6 +342,7 @@ pub(crate) fn run_row(run: &Run, name: Markup) -> Markup {
             td { (plain(field("eval_reward_after"))) }
             @match run.interval() {
                 Some(interval) => { td { (signed(field("eval_reward_difference"), interval)) } td { (Verdict::of(interval).badge()) } },
+                None if run.summary.is_some() => { td { (format!("{:+.3}", field("eval_reward_difference"))) } td { "one prompt" } },
                 None => { td { "-" } td { "under way" } },
             }
             td { (run.metrics.len()) }

@@ -126,15 +126,17 @@ fn outcome(run: &Run) -> Markup {
         return html! { p.outcome { "under way: " (iterations) " iterations" } };
     };
     let field = |key: &str| run.result(key).unwrap_or(f64::NAN);
-    let interval = run.interval().unwrap_or([f64::NAN; 2]);
     // one prompt has no spread that an interval could come from
-    let verdict = if field("num_prompts") < 2.0 { Verdict::Undecided } else { Verdict::of(interval) };
+    let verdict = run.interval().map_or(Verdict::Undecided, Verdict::of);
     html! {
         p.outcome {
             (verdict.badge())
             " held-out reward " (plain(field("eval_reward_before"))) " to " strong { (plain(field("eval_reward_after"))) }
             ": " (format!("{:+.3}", field("eval_reward_difference")))
-            ", 95 % interval " span.interval { (format!("[{:+.3}, {:+.3}]", interval[0], interval[1])) }
+            @match run.interval() {
+                Some([low, high]) => { ", 95 % interval " span.interval { (format!("[{low:+.3}, {high:+.3}]")) } },
+                None => ", of one prompt, which has no interval",
+            }
         }
         p {
             (method(run)) ", seed " (summary.get("seed").map(ToString::to_string).unwrap_or_default())

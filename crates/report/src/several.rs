@@ -61,7 +61,7 @@ fn rollouts(run: &Run) -> Series {
 
 fn together(runs: &[Ranked<'_>]) -> Markup {
     html! {
-        section { h2 { "Result" } (wide("result", table(runs))) p.note { "Best first. Differences are against the run's own base, paired by prompt, with a bootstrap interval." } }
+        section { h2 { "Result" } (wide("result", table(runs))) p.note { "Best first. Differences are against the run's own base, paired by prompt, with a 95 % interval over prompts." } }
         section {
             h2 { "Curves" }
             (legend(&lines(runs, rollouts).into_iter().map(|line| Series { points: Vec::new(), ..line }).collect::<Vec<_>>()))

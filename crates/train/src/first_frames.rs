@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::settings::{Prompt, SamplingSettings, SettingsError};
 
 /// Encoded pictures that are kept: neighbouring micro-batches are of few prompts.
-const KEPT: usize = 4;
+pub(crate) const KEPT: usize = 4;
 
 /// The pictures of a list of prompts. They are read and encoded when it is their prompt's turn: all of them would not fit into memory.
 #[derive(Debug, Clone)]

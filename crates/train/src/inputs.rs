@@ -24,6 +24,9 @@ pub type Inputs = BTreeMap<String, String>;
 pub fn of(model: &Path, [train, eval]: [&[Prompt]; 2]) -> Result<Inputs> {
     let parts = ["transformer", SECOND, "vae", "text_encoder", "tokenizer", IMAGE_ENCODER, IMAGE_PROCESSOR];
     let mut whole = Sha256::new();
+    // where the second network takes over, and whether tokens have timesteps of their own
+    let index = model.join("model_index.json");
+    add_file(&mut whole, &index).map_err(|e| Error::from(WanError::read(&index, e)))?;
     for part in parts.map(|part| model.join(part)).into_iter().filter(|part| part.is_dir()) {
         whole.update(fingerprint(&part)?);
     }

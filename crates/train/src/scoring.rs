@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use video::Frames;
 
 /// Bytes of clips that may wait for the reward, but for a single job, which may always; then sampling waits, so that memory stays bounded.
-const QUEUE_BYTES: usize = 1 << 30;
+pub(crate) const QUEUE_BYTES: usize = 1 << 30;
 
 /// What a clip was asked to be.
 #[derive(Debug, Clone, Copy)]

@@ -13,11 +13,14 @@
 use super::flops::{DecoderLayer, tiles};
 use super::sizes::{ModelSizes, TextLength, Trained};
 use crate::batch::decoded_at_once;
+use crate::first_frames::KEPT;
+use crate::scoring::QUEUE_BYTES;
 use crate::settings::{MixedPrecision, Settings};
 use serde::Serialize;
 use wan::guidance::GuidanceBatching;
 use wan::image::{ImageCondition, ImageInput};
 use wan::transformer::TransformerConfig;
+use wan::transformer::attention::rows_of_chunk;
 use wan::vae::VaeConfig;
 
 /// Bytes of a number.
@@ -95,9 +98,6 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
     ]
 }
 
-/// The most that clips which wait for their rewards may take.
-const WAITING: u64 = 1 << 30;
-
 /// What an iteration keeps outside of the device: of every trained transition x and x', and v where the loss measures its change; clips that
 /// are not scored yet; the prompts. On a CPU this comes on top of every phase.
 pub(super) fn host(settings: &Settings, model: &ModelSizes, load: &Load) -> PhaseMemory {
@@ -109,8 +109,9 @@ pub(super) fn host(settings: &Settings, model: &ModelSizes, load: &Load) -> Phas
     let clips = rollout.prompts_per_iteration * rollout.group_size * shown * sampling.height * sampling.width * 3;
     let parts = vec![
         ("recorded transitions", F32 * load.recorded * tensors * latents),
-        ("clips that wait for rewards", WAITING.min(F32 * clips as u64)),
-        ("prompt embeddings", F32 * load.text.prompts * load.text.longest * model.transformer.text_dim as u64),
+        ("clips that wait for rewards", (QUEUE_BYTES as u64).min(F32 * clips as u64)),
+        ("pictures of recorded transitions", F32 * load.recorded * first_frame(model, load)),
+        ("prompt embeddings", F32 * load.text.tokens * model.transformer.text_dim as u64),
     ];
     PhaseMemory::new("host", parts)
 }
@@ -126,27 +127,27 @@ fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'stat
         ("trained weights and their state", F32 * state * load.trained.parameters),
         ("autoencoder", F32 * wan::vae::num_parameters(&model.vae) as u64),
         ("image encoder", F32 * model.image_encoder.as_ref().map_or(0, |encoder| encoder.num_parameters() as u64)),
-        ("first frames", F32 * first_frames(settings, model, load)),
+        ("first frames", F32 * (KEPT + settings.rollout.micro_batch) as u64 * first_frame(model, load)),
         ("prompt embeddings", F32 * prompts * load.text.longest * model.transformer.text_dim as u64),
     ]
 }
 
-/// What the networks of image-to-video know of the pictures of an iteration's prompts.
-fn first_frames(settings: &Settings, model: &ModelSizes, load: &Load) -> u64 {
+/// What the networks of image-to-video know of a picture.
+fn first_frame(model: &ModelSizes, load: &Load) -> u64 {
     let [frames, height, width] = load.latents;
     let channels_frames = match model.image_input {
         ImageInput::Channels => ImageCondition::num_channels(&model.vae) as u64 * frames,
         ImageInput::FirstFrame if load.first_frame => model.vae.z_dim as u64,
         ImageInput::FirstFrame | ImageInput::None => 0,
     };
-    settings.rollout.prompts_per_iteration as u64 * channels_frames * height * width
+    channels_frames * height * width
 }
 
 /// Copies of a trained weight: itself, the reference policy, two moments, the average, its gradient; and itself, both moments and the
 /// average as they were before the iteration, to go back to if it fails. (Where all weights are trained, the first is the transformer.)
 const STATE: u64 = 10;
 
-/// One layer, twice while it is packed for a product, and the tokens: input, norm, two hidden products.
+/// One layer, twice while it is packed for a product, and the tokens of a group: input, norm, two hidden products.
 fn text(model: &ModelSizes, text: &TextLength) -> Vec<(&'static str, u64)> {
     let config = &model.text_encoder;
     let tokens = if text.prompts == 0 { text.longest } else { text.tokens };
@@ -154,8 +155,7 @@ fn text(model: &ModelSizes, text: &TextLength) -> Vec<(&'static str, u64)> {
     let at_once = tokens.min(4096 + text.longest);
     vec![
         ("one layer of the text encoder", F32 * (config.num_layer_parameters() as u64 + dim * hidden)),
-        ("tokens of all prompts", F32 * tokens * dim),
-        ("activations", F32 * at_once * (2 * dim + 3 * hidden)),
+        ("activations", F32 * at_once * (3 * dim + 3 * hidden)),
     ]
 }
 
@@ -210,12 +210,11 @@ impl Rows {
     }
 }
 
-/// Query rows of a chunk of attention (`wan::transformer::attention`).
-const CHUNK: u64 = 512;
-
-/// Scores of one chunk [B, heads, 512, L], f32.
+/// Scores of one chunk of queries, f32.
 fn scores(model: &ModelSizes, load: &Load, rows: &Rows) -> u64 {
-    F32 * rows.batch * model.transformer.num_attention_heads as u64 * load.tokens.min(CHUNK) * load.tokens
+    let heads = model.transformer.num_attention_heads;
+    let chunk = rows_of_chunk([rows.batch as usize, heads, load.tokens as usize]) as u64;
+    F32 * rows.batch * heads as u64 * load.tokens.min(chunk) * load.tokens
 }
 
 /// The widest place of a block without a graph. The largest weight is packed meanwhile.
