@@ -186,6 +186,7 @@ fn stopped_before_the_first_iteration() {
     assert!(Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().expect("kill").success());
     let output = child.wait_with_output().expect("child");
     assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing was begun") || folder.path().join("recipe.toml").is_file(), "{}", stderr(&output));
     finish(&mut train(folder.path()));
     assert_as_if_nothing_had_happened(folder.path());
 }
@@ -233,6 +234,58 @@ fn resumed_from_an_earlier_checkpoint() {
     assert!(told.contains("resumed after 4 iterations") && told.contains("abandoned-iteration-000006"), "{told}");
     assert_as_if_nothing_had_happened(folder.path());
     assert!(checkpoints.join("abandoned-iteration-000005").is_dir() && checkpoints.join("abandoned-iteration-000006").is_dir());
+    // and back: what took the place of the abandoned one makes room for it
+    let mut resume = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    resume.current_dir(root()).args(["train", "--resume"]).arg(checkpoints.join("abandoned-iteration-000005"));
+    assert!(finish(&mut resume).contains("resumed after 5 iterations"));
+    assert_as_if_nothing_had_happened(folder.path());
+    assert!(!checkpoints.join("abandoned-iteration-000005").is_dir() && checkpoints.join("abandoned-iteration-000005-2").is_dir());
+}
+
+/// A run goes on in another folder from a copy, and the first one stays as it is.
+#[test]
+fn resumed_in_another_folder() {
+    let first = tempfile::tempdir().expect("folder");
+    finish(train(first.path()).args(["--set", "train.iterations=4"]));
+    let untouched = result(first.path());
+    for source in [first.path().to_owned(), first.path().join("checkpoints/iteration-000003")] {
+        let second = tempfile::tempdir().expect("folder");
+        let resume = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+            command.current_dir(root()).args(["train", "--set", "train.iterations=6", "--resume"]).arg(&source);
+            command.arg("--output-dir").arg(second.path());
+            command
+        };
+        let told = finish(&mut resume());
+        assert!(told.contains("resumed after"), "{told}");
+        assert_as_if_nothing_had_happened(second.path());
+        let again = resume().output().expect("the program runs");
+        assert_eq!(again.status.code(), Some(2));
+        assert!(stderr(&again).contains("it already holds files"), "{}", stderr(&again));
+        assert_as_if_nothing_had_happened(second.path());
+    }
+    assert!(result(first.path()) == untouched, "the first folder was changed");
+}
+
+/// Nothing is begun over a run, however often the same command is given.
+#[test]
+fn a_run_without_checkpoints_is_not_begun_anew() {
+    let folder = tempfile::tempdir().expect("folder");
+    finish(&mut train(folder.path()));
+    let checkpoints = folder.path().join("checkpoints");
+    for checkpoint in std::fs::read_dir(&checkpoints).expect("checkpoints") {
+        std::fs::remove_file(checkpoint.expect("entry").path().join("manifest.json")).expect("removed");
+    }
+    for _ in 0..2 {
+        let refused = train(folder.path()).output().expect("the program runs");
+        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("`manifest.json`"), "{}", stderr(&refused));
+    }
+    std::fs::remove_dir_all(&checkpoints).expect("removed");
+    let refused = train(folder.path()).output().expect("the program runs");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("none of its checkpoints any more"), "{}", stderr(&refused));
+    assert_eq!(std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics").lines().count(), ITERATIONS);
 }
 
 fn copy(from: &Path, to: &Path) {

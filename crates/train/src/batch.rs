@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::events::{Event, Watch};
 use crate::iteration::Clock;
 use crate::prompts;
-use crate::replay::TransitionBatch;
+use crate::replay::{Conditioning, TransitionBatch};
 use crate::reward_advantage::RewardAdvantage;
 use crate::rollout::{Rollouts, Start, rollout};
 use crate::scoring::{Job, failure, overlapped};
@@ -17,6 +17,7 @@ use grpo::{GroupLayout, InitialNoise, Key, PolicyLoss, Purpose, StepPlan, advant
 use reward::{Normalised, RewardBreakdown, Scored, group_normalised, per_reward};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use wan::text::PromptEmbeds;
 
 /// Samples of a micro-batch that are decoded, and handed to the rewards, together: as many as those like, but at least 2, for on two cores two clips
 /// take as long each as eight do, and a single one a third longer.
@@ -43,14 +44,35 @@ struct Recorded {
     noise_power: f64,
 }
 
-impl Recorded {
+/// Takes transitions to the memory of the host, what they have in common only once.
+struct ToHost<'a> {
+    loss: &'a PolicyLoss,
+    /// The negative prompt of all samples.
+    negative: Option<PromptEmbeds>,
+}
+
+impl ToHost<'_> {
     /// Only what an update with this loss asks for.
-    fn new(rollouts: Rollouts, loss: &PolicyLoss) -> Self {
-        let kept = |batch: TransitionBatch| {
-            let old_velocity = batch.old_velocity.filter(|_| loss.needs_change());
-            TransitionBatch { old_velocity, ..batch }.to_device(&Device::flex())
-        };
-        Self { transitions: rollouts.transitions.into_iter().map(kept).collect(), noise_power: rollouts.noise_power }
+    fn recorded(&mut self, rollouts: Rollouts) -> Recorded {
+        let mut transitions: Vec<TransitionBatch> = Vec::with_capacity(rollouts.transitions.len());
+        for batch in rollouts.transitions {
+            let batch = TransitionBatch { old_velocity: batch.old_velocity.filter(|_| self.loss.needs_change()), ..batch };
+            // steps of the same samples have the same prompts
+            let known = transitions.iter().find(|other| other.retained.is_none() && other.samples == batch.samples);
+            let conditioning = known.map(|other| other.conditioning.clone());
+            transitions.push(if batch.retained.is_some() { batch } else { self.moved(batch, conditioning) });
+        }
+        Recorded { transitions, noise_power: rollouts.noise_power }
+    }
+
+    fn moved(&mut self, batch: TransitionBatch, known: Option<Conditioning>) -> TransitionBatch {
+        let host = Device::flex();
+        let conditioning = known.unwrap_or_else(|| {
+            let own = batch.conditioning.clone();
+            let negative = own.negative.as_ref().map(|own| self.negative.get_or_insert_with(|| own.to_device(&host)).clone());
+            Conditioning { negative, ..Conditioning { negative: None, ..own }.to_device(&host) }
+        });
+        TransitionBatch { conditioning, ..batch.latents_to_device(&host) }
     }
 }
 
@@ -109,6 +131,7 @@ impl Batch {
     pub fn sample(&self, trainer: &Trainer, retain: bool, watch: &mut Watch<'_>, clock: &mut Clock) -> Result<Sampled> {
         watch(Event::Phase { name: "rollout", total: self.prompt_ids.len() as u64 });
         let (order, mut sampled) = (self.cheapest_first(), 0);
+        let mut to_host = ToHost { loss: &trainer.objective.loss, negative: None };
         let (recorded, scores) = overlapped(&trainer.reward, |queue| -> Result<Vec<(usize, Recorded)>> {
             let mut done = Vec::new();
             for chunk in order.iter().copied() {
@@ -122,7 +145,7 @@ impl Batch {
                 clock.lap("decode");
                 sampled += chunk.len();
                 watch(Event::Progress(sampled as u64));
-                done.push((chunk.start, Recorded::new(rollouts, &trainer.objective.loss)));
+                done.push((chunk.start, to_host.recorded(rollouts)));
             }
             Ok(done)
         });

@@ -22,6 +22,11 @@ const MANIFEST: &str = "manifest.json";
 /// Checksum of the manifest.
 const MANIFEST_SUM: &str = "manifest.sha256";
 const STATE: &str = "training_state.safetensors";
+/// The name of a checkpoint while it is written.
+const WRITING: &str = ".writing";
+/// How the names begin of those that are not met again.
+const DAMAGED_NAME: &str = "damaged";
+const ABANDONED_NAME: &str = "abandoned";
 /// Version of the layout.
 const FORMAT: u32 = 1;
 const WRITABLE: &str = "check free space and permissions of the folder";
@@ -102,7 +107,7 @@ pub struct Checkpoint {
 /// The folder cannot be written; nothing half-written is left under the final name.
 pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
     let wrap = |e: IoError| Error::run_folder(dir, e, WRITABLE);
-    let (beside, target) = (dir.join(".writing"), dir.join(folder_name(position.iterations)));
+    let (beside, target) = (dir.join(WRITING), dir.join(folder_name(position.iterations)));
     remove(&beside).map_err(wrap)?;
     std::fs::create_dir_all(&beside).map_err(wrap)?;
     trainer.policy.save(&beside)?;
@@ -140,38 +145,94 @@ pub fn save(trainer: &Trainer, position: &Position, dir: &Path) -> Result<()> {
     prune(dir, &trainer.settings.checkpoint).map_err(wrap)
 }
 
-/// The newest whole checkpoint of `dir`; damaged ones are reported, and renamed so that they are not met again.
+/// The newest whole checkpoint of `dir`; newer ones, which are damaged, are reported, and renamed so that they are not met again. Nothing is
+/// renamed where none is whole: that may be the disk's fault.
 ///
 /// # Errors
 /// The folder cannot be read, or holds checkpoints of which none is whole.
 pub fn newest(dir: &Path, watch: &mut Watch<'_>) -> Result<Option<Checkpoint>> {
     restore_replaced(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
-    let mut damage = None;
-    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().rev() {
-        match Checkpoint::open(&path) {
-            Ok(checkpoint) => return Ok(Some(checkpoint)),
-            Err(error) => {
-                watch(Event::Warning(&format!("{error}")));
-                set_aside(&path, "damaged")?;
-                damage.get_or_insert(error);
-            }
-        }
+    let Newest { whole, damaged } = look(dir)?;
+    if whole.is_none() {
+        return damaged.into_iter().next().map_or(Ok(None), |(_, error)| Err(error));
     }
-    damage.map_or(Ok(None), Err)
+    for (path, error) in damaged {
+        watch(Event::Warning(&format!("{error}")));
+        set_aside(&path, DAMAGED_NAME)?;
+    }
+    Ok(whole)
 }
 
-/// Moves checkpoints of more than `iterations` out of the way of a run that goes on from an earlier one: they are of another future.
+/// The newest whole checkpoint of another run's `dir`, where nothing is changed.
+///
+/// # Errors
+/// The folder cannot be read, or has no whole checkpoint.
+pub fn newest_of_other(dir: &Path) -> Result<Checkpoint> {
+    let Newest { whole, damaged } = look(dir)?;
+    let missing = || Error::run_folder(dir, "it holds no checkpoint", "name a run that has one, or start anew without `--resume`");
+    whole.ok_or_else(|| damaged.into_iter().next().map_or_else(missing, |(_, error)| error))
+}
+
+struct Newest {
+    whole: Option<Checkpoint>,
+    /// Those that are newer, with what is wrong with them.
+    damaged: Vec<(PathBuf, Error)>,
+}
+
+fn look(dir: &Path) -> Result<Newest> {
+    let mut damaged = Vec::new();
+    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().rev() {
+        match Checkpoint::open(&path) {
+            Ok(checkpoint) => return Ok(Newest { whole: Some(checkpoint), damaged }),
+            Err(error) => damaged.push((path, error)),
+        }
+    }
+    Ok(Newest { whole: None, damaged })
+}
+
+/// Whether `dir` holds checkpoints that were set aside.
+pub fn has_set_aside(dir: &Path) -> bool {
+    let aside = |name: &str| [DAMAGED_NAME, ABANDONED_NAME].iter().any(|why| name.starts_with(why));
+    std::fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| aside(&entry.file_name().to_string_lossy()))
+}
+
+/// Makes a checkpoint of `dir` its newest: others of as many iterations or more are of another future, and get out of the way once `keep` has put
+/// what belongs to them into their folders.
 ///
 /// # Errors
 /// The folder cannot be written.
-pub fn set_later_aside(dir: &Path, iterations: u64, watch: &mut Watch<'_>) -> Result<()> {
-    let later = folder_name(iterations);
-    let is_later = |path: &PathBuf| path.file_name().is_some_and(|name| *name.to_string_lossy() > *later);
-    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().filter(is_later) {
-        let aside = set_aside(&path, "abandoned")?;
-        watch(Event::Note(&format!("`{}` is later than what is resumed, and is now `{}`", path.display(), aside.display())));
+pub fn make_newest(checkpoint: Checkpoint, dir: &Path, keep: impl Fn(&Path) -> Result<()>, watch: &mut Watch<'_>) -> Result<Checkpoint> {
+    let (own, present) = (folder_name(checkpoint.manifest.iterations), checkpoint.path.file_name());
+    let is_other = |path: &PathBuf| path.file_name().is_some_and(|name| *name.to_string_lossy() >= *own && Some(name) != present);
+    for path in folders(dir).map_err(|e| Error::run_folder(dir, e, WRITABLE))?.into_iter().filter(is_other) {
+        keep(&path)?;
+        let aside = set_aside(&path, ABANDONED_NAME)?;
+        watch(Event::Note(&format!("`{}` is not before what is resumed, and is now `{}`", path.display(), aside.display())));
     }
-    Ok(())
+    let path = dir.join(own);
+    if path.file_name() != present {
+        std::fs::rename(&checkpoint.path, &path).map_err(|e| Error::run_folder(dir, e, WRITABLE))?;
+    }
+    Ok(Checkpoint { path, ..checkpoint })
+}
+
+/// Copies a checkpoint of another run into `dir`.
+///
+/// # Errors
+/// The folder cannot be written; a file that was changed meanwhile.
+pub fn copy(checkpoint: &Checkpoint, dir: &Path) -> Result<Checkpoint> {
+    let wrap = |e: IoError| Error::run_folder(dir, e, WRITABLE);
+    let (beside, target) = (dir.join(WRITING), dir.join(folder_name(checkpoint.manifest.iterations)));
+    remove(&beside).map_err(wrap)?;
+    for name in checkpoint.manifest.files.keys().map(String::as_str).chain([MANIFEST, MANIFEST_SUM]) {
+        let to = beside.join(name);
+        std::fs::create_dir_all(to.parent().unwrap_or(&beside)).map_err(wrap)?;
+        std::fs::copy(checkpoint.path.join(name), &to).and_then(|_| File::open(&to)?.sync_all()).map_err(wrap)?;
+    }
+    Checkpoint::open(&beside)?;
+    replace(&beside, &target).map_err(wrap)?;
+    sync(dir).map_err(wrap)?;
+    Ok(Checkpoint { path: target, ..checkpoint.clone() })
 }
 
 /// Gives a checkpoint a name under which it is not met again.

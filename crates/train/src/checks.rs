@@ -35,8 +35,10 @@ pub struct CheckReport {
     pub noise_power: f64,
 }
 
-/// Samples that are checked, at the least: with several a wrong reward can be told from one video that it cannot judge.
+/// Samples that are checked, at the least, and prompts: with several a wrong reward can be told from one video, or one prompt, that it cannot
+/// judge.
 const ENOUGH: usize = 4;
+const ENOUGH_PROMPTS: usize = 2;
 
 /// Makes a few of the first iteration's samples and what an update would do with them, without the update. What fails then fails before hours
 /// are spent on a whole iteration.
@@ -82,16 +84,37 @@ pub fn self_check(trainer: &Trainer, watch: &mut Watch<'_>) -> Result<CheckRepor
     })
 }
 
-/// The first micro-batches with [`ENOUGH`] samples, and of further networks the first that trains each.
+/// Micro-batches with [`ENOUGH`] samples, of different prompts where there are any, and of further networks the first that trains each.
 fn micro_batches(batch: &Batch, trainer: &Trainer) -> Vec<Range<usize>> {
     let network = |step: &usize| trainer.policy.network(trainer.objective.schedule.timestep(*step));
-    let (mut chosen, mut samples, mut reached) = (Vec::new(), 0, BTreeSet::new());
-    for chunk in batch.updates.iter().flatten() {
-        let networks: BTreeSet<usize> = batch.plans[chunk.clone()].iter().flat_map(|plan| plan.trained.iter().map(network)).collect();
-        if samples < ENOUGH || !networks.is_subset(&reached) {
-            samples += chunk.len();
+    let networks = |chunk: &Range<usize>| -> BTreeSet<usize> {
+        batch.plans[chunk.clone()].iter().flat_map(|plan| plan.trained.iter().map(network)).collect()
+    };
+    let all: Vec<&Range<usize>> = batch.updates.iter().flatten().collect();
+    let chosen = first_of_different(&all.iter().map(|chunk| &batch.prompt_ids[(*chunk).clone()]).collect::<Vec<_>>());
+    let (mut chunks, mut reached) = (Vec::new(), BTreeSet::new());
+    for (i, chunk) in all.into_iter().enumerate() {
+        let networks = networks(chunk);
+        if chosen.contains(&i) || !networks.is_subset(&reached) {
             reached.extend(networks);
-            chosen.push(chunk.clone());
+            chunks.push(chunk.clone());
+        }
+    }
+    chunks
+}
+
+/// The first of `chunks`, which are the prompts of samples, that bring [`ENOUGH`] samples of [`ENOUGH_PROMPTS`] prompts: those with new prompts
+/// before others.
+fn first_of_different(chunks: &[&[usize]]) -> BTreeSet<usize> {
+    let (mut chosen, mut samples, mut prompts) = (BTreeSet::new(), 0, BTreeSet::<usize>::new());
+    for only_new in [true, false] {
+        for (i, chunk) in chunks.iter().enumerate() {
+            let is_new = chunk.iter().any(|prompt| !prompts.contains(prompt));
+            let enough = samples >= ENOUGH && (prompts.len() >= ENOUGH_PROMPTS || !only_new);
+            if !enough && (is_new || !only_new) && chosen.insert(i) {
+                samples += chunk.len();
+                prompts.extend(chunk.iter());
+            }
         }
     }
     chosen
@@ -203,4 +226,19 @@ fn check_clip_range(clip_range: f64, floor: f64) -> Result<()> {
 
 fn failed<T>(check: &'static str, found: String, hint: &'static str) -> Result<T> {
     Err(Error::Check { check, found, hint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_of_several_prompts_are_checked() {
+        let chosen = |chunks: &[&[usize]]| first_of_different(chunks).into_iter().collect::<Vec<_>>();
+        assert_eq!(chosen(&[&[0], &[0], &[1], &[1], &[2], &[2], &[3], &[4]]), [0, 2, 4, 6], "one of each of four prompts");
+        assert_eq!(chosen(&[&[0; 8], &[0; 8], &[1; 8], &[2; 8]]), [0, 2], "one group of samples is of one prompt");
+        assert_eq!(chosen(&[&[0, 0, 1, 1], &[2, 2, 3, 3]]), [0]);
+        assert_eq!(chosen(&[&[0], &[0], &[0], &[0], &[0]]), [0, 1, 2, 3], "there is no other prompt");
+        assert_eq!(chosen(&[&[0], &[1], &[0], &[1], &[0]]), [0, 1, 2, 3]);
+    }
 }

@@ -61,14 +61,14 @@ pub enum Error {
         signal: usize,
     },
     /// The run ended early, as it was asked; everything is saved.
-    #[error("stopped after {iterations} iterations\nhint: continue with `flash-grpo train --resume {path}`", path = path.display())]
+    #[error("stopped after {iterations} iterations\nhint: {hint}")]
     Interrupted {
         /// What it was asked with.
         signal: usize,
         /// Iterations made and saved.
         iterations: u64,
-        /// The run folder.
-        path: PathBuf,
+        /// How it goes on.
+        hint: String,
     },
     /// A checkpoint that cannot be used.
     #[error("checkpoint `{path}`: {reason}\nhint: {hint}", path = path.display())]

@@ -59,6 +59,16 @@ impl Evaluation {
     pub fn reward(&self) -> f64 {
         mean(self.samples.iter().map(|sample| sample.reward.value))
     }
+
+    /// Mean reward, to be compared with `base`'s: where samples are missing on either side, the base's mean and the mean difference of the
+    /// samples that both have. Without the hardest prompts alone, a mean would rise.
+    pub fn reward_beside(&self, base: &Self) -> f64 {
+        if self.num_missing + base.num_missing == 0 {
+            return self.reward();
+        }
+        let (before, after) = in_both(&base.samples, &self.samples);
+        base.reward() + mean(before.iter().zip(&after).map(|(before, after)| after.reward.value - before.reward.value))
+    }
 }
 
 /// Samples and scores every held-out prompt with the policy's present weights.
@@ -271,6 +281,26 @@ fn bootstrap(values: &[f64], resamplings: usize, seed: u64) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_sample_does_not_move_the_mean() {
+        let sample = |prompt, value| Evaluated {
+            prompt,
+            sample: 0,
+            text: String::new(),
+            reward: RewardBreakdown { value, components: BTreeMap::new() },
+            frames: None,
+            video: None,
+        };
+        let evaluation = |values: &[f64], num_missing| Evaluation {
+            samples: values.iter().enumerate().map(|(prompt, value)| sample(prompt, *value)).collect(),
+            num_missing,
+            ..Evaluation::default()
+        };
+        let base = evaluation(&[0.2, 0.4, 0.9], 0);
+        assert!((evaluation(&[0.3, 0.5, 1.0], 0).reward_beside(&base) - 0.6).abs() < 1e-12);
+        assert!((evaluation(&[0.3, 0.5], 1).reward_beside(&base) - 0.6).abs() < 1e-12, "the easiest prompt is missing");
+    }
 
     #[test]
     fn shown_prompts_lie_evenly() {

@@ -141,9 +141,10 @@ impl Batch {
         }
     }
 
-    /// Standard deviation of the rewards of each group, of those that are there.
+    /// Standard deviation of the rewards of each group in which at least two are there.
     fn spreads(&self, rewards: &[RewardBreakdown]) -> Vec<f64> {
-        (0..self.layout.num_prompts()).map(|prompt| std_of(&present(&rewards[self.layout.samples(prompt)]))).collect()
+        let groups = (0..self.layout.num_prompts()).map(|prompt| present(&rewards[self.layout.samples(prompt)]));
+        groups.filter(|group| group.len() > 1).map(|group| std_of(&group)).collect()
     }
 
     fn metrics(
@@ -156,7 +157,10 @@ impl Batch {
         clock: Clock,
     ) -> IterationMetrics {
         let (values, groups) = (present(rewards), self.spreads(rewards));
-        let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(updates.iter().map(of));
+        // what was left out counts only where nothing is left
+        let made: Vec<&UpdateMetrics> = updates.iter().filter(|update| !update.is_skipped).collect();
+        let made = if made.is_empty() { updates.iter().collect() } else { made };
+        let over_updates = |of: fn(&UpdateMetrics) -> f64| mean(made.iter().copied().map(of));
         IterationMetrics {
             iteration: self.index,
             updates: trainer.optimizer.updates,

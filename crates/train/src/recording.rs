@@ -93,6 +93,9 @@ pub struct Recording {
 /// # Errors
 /// The file cannot be written.
 pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Result<()> {
+    // those with a graph are on its device, the others are not
+    let on_host = |batch: &TransitionBatch| TransitionBatch { retained: None, ..batch.clone() }.to_device(&Device::flex());
+    let batches: Vec<TransitionBatch> = batches.iter().map(on_host).collect();
     let recipe = &trainer.recipe;
     let header = Header {
         guidance_scale: trainer.settings.sampling.guidance_scale,
@@ -128,7 +131,7 @@ pub fn save(trainer: &Trainer, batches: &[TransitionBatch], path: &Path) -> Resu
         let old = batches.iter().filter_map(|b| b.old_velocity.clone()).collect();
         tensors.push(floats("old_velocity", Tensor::cat(old, 0)));
     }
-    tensors.extend(images(batches));
+    tensors.extend(images(&batches));
     if header.is_guided() {
         tensors.push(floats("negative_prompt_embeds", trainer.negative.to_padded()));
     }

@@ -207,12 +207,16 @@ impl TransitionBatch {
         if self.retained.is_some() {
             return self.clone();
         }
+        Self { conditioning: self.conditioning.to_device(device), ..self.latents_to_device(device) }
+    }
+
+    /// The same, with all but the conditioning on another device.
+    pub fn latents_to_device(&self, device: &Device) -> Self {
         let moved = |x: &Tensor<5>| x.clone().to_device(device);
         Self {
             latents: moved(&self.latents),
             next_latents: moved(&self.next_latents),
             old_velocity: self.old_velocity.as_ref().map(moved),
-            conditioning: self.conditioning.to_device(device),
             ..self.clone()
         }
     }

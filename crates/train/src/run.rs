@@ -10,7 +10,7 @@ use crate::evaluate::{Comparison, Evaluation, compare, conditions, evaluate};
 use crate::events::{Event, Watch};
 use crate::inputs;
 use crate::iteration::iteration;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{AFTER, BEFORE, CHECKPOINTS, RunFolder, SUMMARY, WHEN_AFTER, WHEN_BEFORE};
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::trainer::Trainer;
@@ -18,7 +18,7 @@ use crate::watchdog::Watchdog;
 use burn::tensor::{DType, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// `summary.json`.
@@ -47,8 +47,6 @@ pub struct Summary {
 
 /// Where what was trained lies in the run folder.
 const ADAPTER: &str = "adapter";
-const BEFORE: &str = "evaluation-before.json";
-const AFTER: &str = "evaluation-after.json";
 
 /// How a run begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,11 +56,20 @@ pub enum Begin {
     New,
     /// From a checkpoint of the run folder; anew if it has none.
     Resume {
-        /// This one; else the newest that is whole.
+        /// This one; else the newest that is whole. One of another run is copied into the folder, which has to be empty.
         from: Option<PathBuf>,
         /// Whether the recipe may differ from the checkpoint's in ways that change the result.
         allow_change: bool,
     },
+}
+
+impl Begin {
+    /// Whether the checkpoint is one of another run than that in `folder`.
+    fn is_elsewhere(&self, folder: &Path) -> bool {
+        let Self::Resume { from: Some(from), .. } = self else { return false };
+        let own = folder.join(CHECKPOINTS).canonicalize();
+        !from.canonicalize().is_ok_and(|path| path.parent().is_some_and(|parent| own.is_ok_and(|own| own == parent)))
+    }
 }
 
 /// Trains as `settings` say and fills the run folder.
@@ -71,7 +78,8 @@ pub enum Begin {
 /// Anything wrong with recipe, model, prompts or folder, before the first iteration; [`Error::Interrupted`] when `stop` asked.
 pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watch: &mut Watch<'_>) -> Result<Summary> {
     settings.check_files()?;
-    let folder = RunFolder::open(&settings.output_dir, *begin != Begin::New)?;
+    let is_elsewhere = begin.is_elsewhere(&settings.output_dir);
+    let folder = RunFolder::open(&settings.output_dir, *begin != Begin::New && !is_elsewhere)?;
     let resumed = checkpoint_of(begin, &folder, &settings, watch)?;
     let mut seconds = Seconds::default();
     let mut trainer = seconds.time("load", || Trainer::with_stop(settings, stop.clone(), device))?;
@@ -84,27 +92,22 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
         None => seconds.time("checks", || self_check(&trainer, watch)).map_err(|error| interrupted(error, &folder, 0))?,
     };
     watch(Event::Note(&describe_checks(&checks)));
-    let logs = resumed.as_ref().map(|checkpoint| checkpoint.manifest.logs.clone()).unwrap_or_default();
-    folder.begin(&trainer.settings, &logs)?;
-    if let Some(checkpoint) = &resumed {
-        go_on_from(checkpoint, &folder, &trainer.settings, watch)?;
-    }
-    let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch))?;
-    let first = match &resumed {
-        Some(checkpoint) => {
-            checkpoint.restore(&mut trainer)?;
-            note_device(&checkpoint.manifest.device, &trainer, watch);
-            watch(Event::Note(&format!(
-                "resumed after {} iterations from `{}`",
-                checkpoint.manifest.iterations,
-                checkpoint.path.display()
-            )));
-            checkpoint.manifest.iterations
-        }
-        None => 0,
+    let resumed = match resumed {
+        Some(checkpoint) if is_elsewhere => Some(copy_of(&checkpoint, &folder)?),
+        Some(checkpoint) => Some(go_on_from(checkpoint, &folder, &trainer.settings, watch)?),
+        None => None,
     };
+    folder.begin(&trainer.settings, resumed.as_ref(), watch)?;
+    let first = resumed.as_ref().map_or(0, |checkpoint| checkpoint.manifest.iterations);
+    let before = seconds.time("evaluation", || evaluation_before(&trainer, &folder, resumed.is_some(), watch));
+    let before = before.map_err(|error| interrupted(error, &folder, first))?;
+    if let Some(checkpoint) = &resumed {
+        checkpoint.restore(&mut trainer)?;
+        note_device(&checkpoint.manifest.device, &trainer, watch);
+        watch(Event::Note(&format!("resumed after {first} iterations from `{}`", checkpoint.path.display())));
+    }
     let evaluated = resumed.as_ref().and_then(|checkpoint| Some((first, checkpoint.manifest.eval_reward?)));
-    let mut progress = Progress { folder: &folder, checks: &checks, saved: first, evaluated };
+    let mut progress = Progress { folder: &folder, base: &before, checks: &checks, saved: first, evaluated };
     seconds.time("training", || progress.train(&mut trainer, first, watch))?;
     let after = seconds.time("evaluation", || evaluation_after(&trainer, &folder, watch))?;
     trainer.policy.save(&folder.path.join(ADAPTER))?;
@@ -120,7 +123,7 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
         seconds: seconds.0,
         adapter: ADAPTER,
     };
-    folder.write_json("summary.json", &summary)?;
+    folder.write_json(SUMMARY, &summary)?;
     Ok(summary)
 }
 
@@ -132,6 +135,9 @@ fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: 
         None => checkpoint::newest(&folder.checkpoints(), watch)?,
     };
     let Some(checkpoint) = checkpoint else {
+        if folder.is_finished() || checkpoint::has_set_aside(&folder.checkpoints()) {
+            return Err(Error::run_folder(&folder.path, "its run has none of its checkpoints any more", NO_CHECKPOINT));
+        }
         watch(Event::Note("no checkpoint to resume from: the run starts anew"));
         return Ok(None);
     };
@@ -146,6 +152,8 @@ fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: 
     }
     Ok(Some(checkpoint))
 }
+
+const NO_CHECKPOINT: &str = "a run is not begun over what it made: give another folder with `--output-dir`, or delete this one";
 
 /// Whether prompts, pictures and model are those that the checkpoint was made with.
 fn check_inputs(begin: &Begin, checkpoint: &Checkpoint, trainer: &Trainer, watch: &mut Watch<'_>) -> Result<()> {
@@ -164,12 +172,20 @@ fn check_inputs(begin: &Begin, checkpoint: &Checkpoint, trainer: &Trainer, watch
 }
 
 /// What lies in the folder from beyond the checkpoint is out of the way: later checkpoints, and the result of a run that is now longer.
-fn go_on_from(checkpoint: &Checkpoint, folder: &RunFolder, settings: &Settings, watch: &mut Watch<'_>) -> Result<()> {
-    checkpoint::set_later_aside(&folder.checkpoints(), checkpoint.manifest.iterations, watch)?;
+fn go_on_from(checkpoint: Checkpoint, folder: &RunFolder, settings: &Settings, watch: &mut Watch<'_>) -> Result<Checkpoint> {
+    let checkpoint = checkpoint::make_newest(checkpoint, &folder.checkpoints(), |other| folder.keep_logs(other), watch)?;
     if checkpoint.manifest.iterations < settings.train.iterations as u64 {
-        folder.remove(&["summary.json", AFTER])?;
+        folder.remove(&[SUMMARY, AFTER])?;
     }
-    Ok(())
+    Ok(checkpoint)
+}
+
+/// The checkpoint of another run as one of this folder, with what that run had made until then.
+fn copy_of(checkpoint: &Checkpoint, folder: &RunFolder) -> Result<Checkpoint> {
+    if let Some(other) = checkpoint.path.canonicalize().ok().as_deref().and_then(Path::parent).and_then(Path::parent) {
+        folder.copy_from(other, &checkpoint.path)?;
+    }
+    checkpoint::copy(checkpoint, &folder.checkpoints())
 }
 
 /// Another device rounds differently: the run goes on, but not to the same last bit.
@@ -190,8 +206,8 @@ fn evaluation_before(trainer: &Trainer, folder: &RunFolder, resumed: bool, watch
         Some(_) => watch(Event::Note("the evaluation is another one than before: the base is evaluated again")),
         None => {}
     }
-    let mut before = evaluate(trainer, "evaluation before", watch).map_err(|error| interrupted(error, folder, 0))?;
-    folder.videos(&mut before, "before", trainer.settings.sampling.fps)?;
+    let mut before = evaluate(trainer, "evaluation before", watch)?;
+    folder.videos(&mut before, WHEN_BEFORE, trainer.settings.sampling.fps)?;
     folder.write_json(BEFORE, &before)?;
     Ok(before)
 }
@@ -202,14 +218,19 @@ fn evaluation_after(trainer: &Trainer, folder: &RunFolder, watch: &mut Watch<'_>
     trainer.policy.params().restore(&exported);
     let iterations = trainer.settings.train.iterations as u64;
     let mut after = evaluate(trainer, "evaluation after", watch).map_err(|error| interrupted(error, folder, iterations))?;
-    folder.videos(&mut after, "after", trainer.settings.sampling.fps)?;
+    folder.videos(&mut after, WHEN_AFTER, trainer.settings.sampling.fps)?;
     folder.write_json(AFTER, &after)?;
     Ok(after)
 }
 
 fn interrupted(error: Error, folder: &RunFolder, iterations: u64) -> Error {
     match error {
-        Error::Stopped { signal } => Error::Interrupted { signal, iterations, path: folder.path.clone() },
+        Error::Stopped { signal } if folder.is_begun() => {
+            Error::Interrupted { signal, iterations, hint: format!("continue with `flash-grpo train --resume {}`", folder.path.display()) }
+        }
+        Error::Stopped { signal } => {
+            Error::Interrupted { signal, iterations, hint: "nothing was begun: give the same command again".into() }
+        }
         other => other,
     }
 }
@@ -217,6 +238,7 @@ fn interrupted(error: Error, folder: &RunFolder, iterations: u64) -> Error {
 /// The iterations of a run, and what is saved between them.
 struct Progress<'a> {
     folder: &'a RunFolder,
+    base: &'a Evaluation,
     checks: &'a CheckReport,
     /// Iterations in the newest checkpoint; 0 if there is none.
     saved: u64,
@@ -264,8 +286,8 @@ impl Progress<'_> {
             return Ok(());
         }
         let evaluated = trainer.policy.with_weights(&trainer.exported_weights(), || evaluate(trainer, "evaluation", watch))?;
-        let reward = evaluated.reward();
-        self.folder.log_eval(done, reward)?;
+        let reward = evaluated.reward_beside(self.base);
+        self.folder.log_eval(done, reward, evaluated.num_missing)?;
         self.evaluated = Some((done, reward));
         // a checkpoint of before does not know
         if self.saved == done { self.write(trainer, done) } else { Ok(()) }

@@ -1,7 +1,9 @@
 //! The folder of one run: its lock, logs, videos and results.
 
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::evaluate::Evaluation;
+use crate::events::{Event, Watch};
 use crate::fault;
 use crate::iteration::IterationMetrics;
 use crate::settings::Settings;
@@ -12,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use video::Frames;
 use wan::weights::{UNFINISHED, write_atomically};
 
 /// Logs that grow by a line per iteration, and are cut back to the checkpoint when a run is resumed.
@@ -19,6 +22,23 @@ const METRICS: &str = "metrics.jsonl";
 const EVALS: &str = "eval.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const LOGS: [&str; 3] = [METRICS, EVALS, TIMINGS];
+
+/// The resolved recipe.
+const RECIPE: &str = "recipe.toml";
+/// What came of the run.
+pub const SUMMARY: &str = "summary.json";
+/// The base's evaluation.
+pub const BEFORE: &str = "evaluation-before.json";
+/// The policy's.
+pub const AFTER: &str = "evaluation-after.json";
+/// What `--resume` goes on from.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// The videos of evaluations.
+const SAMPLES: &str = "samples";
+/// How the names of the base's videos end.
+pub const WHEN_BEFORE: &str = "before";
+/// Those of the policy's.
+pub const WHEN_AFTER: &str = "after";
 
 const LOCK: &str = ".lock";
 const WRITABLE: &str = "check free space and permissions of the folder";
@@ -59,7 +79,7 @@ impl RunFolder {
             let hint = "continue that run with `--resume FOLDER`, give another folder with `--output-dir`, or delete it";
             return Err(Error::run_folder(path, "it already holds files", hint));
         }
-        for folder in ["", "adapter", "adapter/transformer", "adapter/transformer_2", "samples"] {
+        for folder in ["", "adapter", "adapter/transformer", "adapter/transformer_2", SAMPLES] {
             remove_unfinished(&path.join(folder)).map_err(wrap)?;
         }
         Ok(Self { path: path.into(), _lock: lock })
@@ -67,23 +87,60 @@ impl RunFolder {
 
     /// The folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
-        self.path.join("checkpoints")
+        self.path.join(CHECKPOINTS)
     }
 
-    /// Puts the resolved recipe into the folder and cuts the logs to the given lengths (0 where none is given).
+    /// Whether the folder holds what `--resume` asks for.
+    pub fn is_begun(&self) -> bool {
+        self.path.join(RECIPE).is_file()
+    }
+
+    /// Whether its run came to an end.
+    pub fn is_finished(&self) -> bool {
+        self.path.join(SUMMARY).is_file()
+    }
+
+    /// Puts the resolved recipe into the folder and makes the logs those of the checkpoint that is resumed: of its own, if it keeps any, and as long
+    /// as they were.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn begin(&self, settings: &Settings, logs: &BTreeMap<String, u64>) -> Result<()> {
-        std::fs::create_dir_all(self.path.join("samples")).map_err(|e| self.wrap(e))?;
-        write_atomically(&self.path.join("recipe.toml"), settings.to_toml().as_bytes())?;
-        for name in LOGS {
-            let path = self.path.join(name);
-            if path.exists() {
-                cut(&path, logs.get(name).copied().unwrap_or(0)).map_err(|e| self.wrap(e))?;
+    pub fn begin(&self, settings: &Settings, resumed: Option<&Checkpoint>, watch: &mut Watch<'_>) -> Result<()> {
+        let wrap = |e| self.wrap(e);
+        std::fs::create_dir_all(self.path.join(SAMPLES)).map_err(wrap)?;
+        let kept = resumed.map_or_else(Vec::new, |checkpoint| logs_in(&checkpoint.path));
+        copy(&kept, &self.path).map_err(wrap)?;
+        for path in logs_in(&self.path) {
+            let length = resumed.and_then(|checkpoint| checkpoint.manifest.logs.get(path.file_name()?.to_str()?));
+            if !cut(&path, length.copied().unwrap_or(0)).map_err(wrap)? {
+                watch(Event::Warning(&format!("`{}` is shorter than at the checkpoint: lines of before are missing", path.display())));
             }
         }
-        Ok(())
+        write_atomically(&self.path.join(RECIPE), settings.to_toml().as_bytes())?;
+        kept.into_iter().try_for_each(std::fs::remove_file).map_err(wrap)
+    }
+
+    /// Copies the logs into a checkpoint that gets out of the way of another future: they are its past.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn keep_logs(&self, checkpoint: &Path) -> Result<()> {
+        copy(&logs_in(&self.path), checkpoint).map_err(|e| self.wrap(e))
+    }
+
+    /// Copies what the run in `other` has beside one of its checkpoints: the logs, and the evaluation of the base with its videos.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn copy_from(&self, other: &Path, checkpoint: &Path) -> Result<()> {
+        let samples = self.path.join(SAMPLES);
+        std::fs::create_dir_all(&samples).map_err(|e| self.wrap(e))?;
+        let is_of_base = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with(WHEN_BEFORE));
+        let all = std::fs::read_dir(other.join(SAMPLES)).into_iter().flatten().flatten().map(|entry| entry.path());
+        let of_base: Vec<PathBuf> = all.filter(is_of_base).collect();
+        let evaluation: Vec<PathBuf> = Some(other.join(BEFORE)).into_iter().filter(|path| path.is_file()).collect();
+        let parts = [(logs_in(other), &self.path), (logs_in(checkpoint), &self.path), (of_base, &samples), (evaluation, &self.path)];
+        parts.iter().try_for_each(|(files, to)| copy(files, to)).map_err(|e| self.wrap(e))
     }
 
     /// Removes results that are not those of the run any more.
@@ -121,12 +178,16 @@ impl RunFolder {
         self.append(TIMINGS, &json!({ "iteration": metrics.iteration, "seconds": metrics.seconds }))
     }
 
-    /// Appends an evaluation during training.
+    /// Appends an evaluation during training, of which `num_missing` samples had no reward.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn log_eval(&self, iterations: u64, eval_reward: f64) -> Result<()> {
-        self.append(EVALS, &json!({ "iteration": iterations, "eval_reward": eval_reward }))
+    pub fn log_eval(&self, iterations: u64, eval_reward: f64, num_missing: usize) -> Result<()> {
+        let mut line = json!({ "iteration": iterations, "eval_reward": eval_reward });
+        if num_missing > 0 {
+            line["num_missing"] = num_missing.into();
+        }
+        self.append(EVALS, &line)
     }
 
     fn append(&self, name: &str, line: &impl Serialize) -> Result<()> {
@@ -135,21 +196,23 @@ impl RunFolder {
         file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).map_err(|e| self.wrap(e))
     }
 
-    /// Writes videos of a few prompts that play at `fps`, and one sheet of them; the samples get to know their files.
+    /// Writes videos of a few prompts that play at `fps`, and one sheet of them; the samples get to know their files, which take the place of the
+    /// frames.
     ///
     /// # Errors
     /// The folder cannot be written.
     pub fn videos(&self, evaluation: &mut Evaluation, when: &str, fps: f64) -> Result<()> {
         let mut shown = Vec::new();
         for sample in &mut evaluation.samples {
-            let Some(frames) = &sample.frames else { continue };
+            let Some(frames) = sample.frames.take() else { continue };
             let name = format!("{:02}-{}-{when}.mp4", sample.prompt, file_name(&sample.text));
-            video::write(self.path.join("samples").join(&name), frames, fps)?;
+            video::write(self.path.join(SAMPLES).join(&name), &frames, fps)?;
             sample.video = Some(name);
             shown.push(frames);
         }
         if !shown.is_empty() {
-            video::write_png_grid(self.path.join(format!("samples/{when}.png")), &shown, 1)?;
+            let shown: Vec<&Frames> = shown.iter().collect();
+            video::write_png_grid(self.path.join(SAMPLES).join(format!("{when}.png")), &shown, 1)?;
         }
         Ok(())
     }
@@ -173,11 +236,23 @@ impl RunFolder {
     }
 }
 
-/// Shortens a file to `length`, if it is longer.
-fn cut(path: &Path, length: u64) -> std::io::Result<()> {
+/// The logs that lie in a folder.
+fn logs_in(folder: &Path) -> Vec<PathBuf> {
+    LOGS.iter().map(|name| folder.join(name)).filter(|path| path.is_file()).collect()
+}
+
+/// Copies files into a folder, under their names.
+fn copy(files: &[PathBuf], folder: &Path) -> std::io::Result<()> {
+    files.iter().try_for_each(|file| std::fs::copy(file, folder.join(file.file_name().unwrap_or_default())).map(|_| ()))
+}
+
+/// Shortens a file to `length`; whether it was that long.
+fn cut(path: &Path, length: u64) -> std::io::Result<bool> {
     let file = File::options().write(true).open(path)?;
-    file.set_len(length.min(file.metadata()?.len()))?;
-    file.sync_all()
+    let found = file.metadata()?.len();
+    file.set_len(length.min(found))?;
+    file.sync_all()?;
+    Ok(length <= found)
 }
 
 /// Files that a killed process was writing beside their final names.

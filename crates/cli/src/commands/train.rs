@@ -9,7 +9,9 @@ use clap::Args;
 use grpo::Recipe;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use train::checkpoint::newest_of_other;
 use train::run::{Begin, Summary, run};
+use train::run_folder::CHECKPOINTS;
 use train::settings::Settings;
 use train::stop::Stop;
 
@@ -25,7 +27,8 @@ pub struct TrainArgs {
     #[arg(long)]
     seed: Option<u64>,
     /// Continue a run from its newest whole checkpoint, or from the given run folder or checkpoint. `auto` is the run in the output folder;
-    /// with RECIPE it is begun there if there is none. Without RECIPE the run's own is used.
+    /// with RECIPE it is begun there if there is none. Without RECIPE the run's own is used. With another `--output-dir`, the run goes on there
+    /// from a copy.
     #[arg(long, value_name = "auto|PATH", num_args = 0..=1, default_missing_value = "auto")]
     resume: Option<PathBuf>,
     /// Resume with a recipe that changes the result.
@@ -142,8 +145,10 @@ fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
     };
     let (folder, from) = if resume.as_os_str() == "auto" { (folder_of_auto(args)?, None) } else { located(resume)? };
     let settings = args.recipe.load_or(&folder.join("recipe.toml"))?;
-    let settings = Settings { output_dir: args.output_dir.clone().unwrap_or(folder), ..settings };
-    Ok((settings, Begin::Resume { from, allow_change: args.allow_change }))
+    let output_dir = args.output_dir.clone().unwrap_or_else(|| folder.clone());
+    let is_elsewhere = output_dir != folder && output_dir.canonicalize().ok() != folder.canonicalize().ok();
+    let from = if is_elsewhere && from.is_none() { Some(newest_of_other(&folder.join(CHECKPOINTS))?.path) } else { from };
+    Ok((Settings { output_dir, ..settings }, Begin::Resume { from, allow_change: args.allow_change }))
 }
 
 /// The folder of the run that `--resume auto` is about. Only a recipe that is named is begun anew: the embedded one would be another run than

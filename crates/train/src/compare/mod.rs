@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
+use crate::run_folder::SUMMARY;
 use crate::settings::Settings;
 use crate::stats::mean;
 use serde::de::DeserializeOwned;
@@ -113,7 +114,7 @@ fn cost(budget: Budget, settings: &Settings) -> Result<String> {
 impl Cell {
     /// Whether the run is over.
     pub fn is_done(&self) -> bool {
-        self.settings.output_dir.join("summary.json").exists()
+        self.settings.output_dir.join(SUMMARY).exists()
     }
 
     fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {

@@ -3,6 +3,7 @@
 use super::{Cell, forwards_per_iteration};
 use crate::error::Result;
 use crate::evaluate::{Evaluation, interval_of_mean};
+use crate::run_folder::{AFTER, BEFORE, SUMMARY};
 use crate::stats::{mean, std_of};
 use serde::Serialize;
 use serde_json::Value;
@@ -98,9 +99,9 @@ pub fn table(cells: &[Cell]) -> Result<Table> {
     let of = |name: &String| cells.iter().filter(move |cell| cell.row == *name).collect::<Vec<_>>();
     let mut rows = names.iter().map(|name| row(name, &of(name))).collect::<Result<Vec<_>>>()?;
     if let Some(first) = names.first() {
-        let base = prompt_rewards(&of(first))?;
+        let base = rewards(&of(first))?;
         for (row, name) in rows.iter_mut().zip(&names).skip(1) {
-            row.difference = difference(&base, &prompt_rewards(&of(name))?);
+            row.difference = difference(&base, &rewards(&of(name))?);
         }
     }
     if let Some(target) = rows.iter().find(|row| row.name == COST_BASE).map(|row| row.reward.mean) {
@@ -112,7 +113,7 @@ pub fn table(cells: &[Cell]) -> Result<Table> {
 }
 
 fn row(name: &str, cells: &[&Cell]) -> Result<Row> {
-    let summaries = cells.iter().map(|cell| cell.json::<Value>("summary.json")).collect::<Result<Vec<_>>>()?;
+    let summaries = cells.iter().map(|cell| cell.json::<Value>(SUMMARY)).collect::<Result<Vec<_>>>()?;
     let number = |value: &Value, key: &str| value.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let (before, after): (Vec<f64>, Vec<f64>) =
         summaries.iter().map(|s| (number(s, "eval_reward_before"), number(s, "eval_reward_after"))).unzip();
@@ -155,35 +156,40 @@ fn area(curve: &[(f64, f64)]) -> f64 {
 /// What rewards of a run are measured in: the standard deviation of the base's over all evaluated samples, which hardly depends on how many
 /// there are; of the curve, where the base's do not differ.
 fn spread(cell: &Cell, curve: &[(f64, f64)]) -> Result<f64> {
-    let base: Evaluation = cell.json("evaluation-before.json")?;
+    let base: Evaluation = cell.json(BEFORE)?;
     let of_samples = std_of(&base.samples.iter().map(|sample| sample.reward.value).collect::<Vec<_>>());
     let of_curve = std_of(&curve.iter().map(|point| point.1).collect::<Vec<_>>());
     Ok(if of_samples > 0.0 { of_samples } else { of_curve })
 }
 
-/// Mean reward of every (seed, prompt).
-fn prompt_rewards(cells: &[&Cell]) -> Result<BTreeMap<(u64, usize), f64>> {
-    let mut rewards: BTreeMap<(u64, usize), Vec<f64>> = BTreeMap::new();
+/// Rewards by (seed, prompt, sample).
+type Rewards = BTreeMap<(u64, usize, usize), f64>;
+
+fn rewards(cells: &[&Cell]) -> Result<Rewards> {
+    let mut rewards = Rewards::new();
     for cell in cells {
-        let evaluation: Evaluation = cell.json("evaluation-after.json")?;
-        for sample in evaluation.samples {
-            rewards.entry((cell.settings.seed, sample.prompt)).or_default().push(sample.reward.value);
-        }
+        let evaluation: Evaluation = cell.json(AFTER)?;
+        rewards.extend(evaluation.samples.iter().map(|sample| ((cell.settings.seed, sample.prompt, sample.sample), sample.reward.value)));
     }
-    Ok(rewards.into_iter().map(|(key, values)| (key, mean(values.into_iter()))).collect())
+    Ok(rewards)
 }
 
-fn difference(base: &BTreeMap<(u64, usize), f64>, other: &BTreeMap<(u64, usize), f64>) -> Option<Difference> {
-    let mut seeds: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for ((seed, prompt), value) in other {
-        if let Some(base) = base.get(&(*seed, *prompt)) {
-            seeds.entry(*seed).or_default().push(value - base);
+/// Of the samples that both have: differences on the same noise, averaged by prompt, then by seed.
+fn difference(base: &Rewards, other: &Rewards) -> Option<Difference> {
+    let mut prompts: BTreeMap<(u64, usize), Vec<f64>> = BTreeMap::new();
+    for (key, value) in other {
+        if let Some(base) = base.get(key) {
+            prompts.entry((key.0, key.1)).or_default().push(value - base);
         }
     }
-    let means: Vec<f64> = seeds.values().map(|pairs| mean(pairs.iter().copied())).collect();
+    let mut seeds: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for ((seed, _), differences) in prompts {
+        seeds.entry(seed).or_default().push(mean(differences.into_iter()));
+    }
+    let means: Vec<f64> = seeds.values().map(|prompts| mean(prompts.iter().copied())).collect();
     let Interval { mean, low, high } = Interval::of(&means);
     let interval = match seeds.values().next() {
-        Some(pairs) if seeds.len() == 1 => interval_of_mean(pairs, 10_000, 0)?,
+        Some(prompts) if seeds.len() == 1 => interval_of_mean(prompts, 10_000, 0)?,
         _ => [low, high],
     };
     Some(Difference { mean, interval })
@@ -239,15 +245,20 @@ mod tests {
 
     #[test]
     fn differences_are_over_seeds() {
-        let rewards = |by: f64| BTreeMap::from([((1, 0), 0.5), ((1, 1), 0.7), ((2, 0), 0.4 + by), ((2, 1), 0.6 + by)]);
+        let rewards = |by: f64| BTreeMap::from([((1, 0, 0), 0.5), ((1, 1, 0), 0.7), ((2, 0, 0), 0.4 + by), ((2, 1, 0), 0.6 + by)]);
         let Difference { mean, interval } = difference(&rewards(0.0), &rewards(0.2)).expect("two seeds");
         let half = 12.706 * 0.1; // the seeds differ by 0 and 0.2
         assert!((mean - 0.1).abs() < 1e-12 && (interval[1] - mean - half).abs() < 1e-9 && (mean - interval[0] - half).abs() < 1e-9);
-        let one = |rewards: BTreeMap<(u64, usize), f64>| rewards.into_iter().filter(|((seed, _), _)| *seed == 2).collect();
+        let one = |rewards: Rewards| rewards.into_iter().filter(|((seed, ..), _)| *seed == 2).collect();
         let of_one = difference(&one(rewards(0.0)), &one(rewards(0.2))).expect("two prompts");
         assert!((of_one.interval[0] - 0.2).abs() < 1e-12, "both prompts gained as much");
-        let single = BTreeMap::from([((1, 0), 0.5)]);
+        let single = BTreeMap::from([((1, 0, 0), 0.5)]);
         assert_eq!(difference(&single, &single), None, "one prompt under one seed decides nothing");
+        // the second sample of a prompt is missing on one side
+        let more = |by: f64| BTreeMap::from([((1, 0, 0), 0.5 + by), ((1, 0, 1), 0.9 + by), ((1, 1, 0), 0.7 + by)]);
+        let fewer = more(0.1).into_iter().filter(|((_, _, sample), _)| *sample == 0).collect();
+        let of_pairs = difference(&more(0.0), &fewer).expect("two prompts");
+        assert!((of_pairs.mean - 0.1).abs() < 1e-12, "{}", of_pairs.mean);
     }
 
     #[test]
