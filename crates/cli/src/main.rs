@@ -24,7 +24,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// What a user can put right: input, files, settings. (clap uses the same code for the command line.)
 const BAD_INPUT: u8 = 2;
 
+/// 128 + SIGPIPE, as a shell reports it.
+const NO_READER: i32 = 141;
+
 fn main() -> ExitCode {
+    leave_quietly_without_a_reader();
     // The main thread works in the pool too, instead of waking the others and waiting for them. Fails only if a pool exists, which
     // then serves as well.
     let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
@@ -36,6 +40,19 @@ fn main() -> ExitCode {
             ExitCode::from(interrupted.unwrap_or(BAD_INPUT))
         }
     }
+}
+
+/// Where whoever read the output has gone, as `head` does, the program ends as SIGPIPE would end it. The signal itself stays ignored: pipes to
+/// rewards break too, and that is no reason to end.
+fn leave_quietly_without_a_reader() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let is_unread = |text: &str| text.starts_with("failed printing to std") && text.contains("Broken pipe");
+        if panic.payload_as_str().is_some_and(is_unread) {
+            std::process::exit(NO_READER);
+        }
+        report(panic);
+    }));
 }
 
 /// 128 + signal, as a shell reports it, if a signal ended the run.

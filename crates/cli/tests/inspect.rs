@@ -38,3 +38,16 @@ fn json_says_which_network_takes_which_step() {
     assert_eq!(json["trained"]["parameters"], 2 * 40 * 8 * 16 * 2 * 5120);
     assert_eq!(json["trained"]["layers"], 640);
 }
+
+/// As `inspect | head` leaves it: no panic, and the code of a broken pipe.
+#[cfg(unix)]
+#[test]
+fn a_reader_may_leave() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    let command = command.arg("inspect").stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("child");
+    assert_eq!(output.status.code(), Some(141), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -197,6 +197,7 @@ impl Reward for FlowGrpoReward {
     fn identity(&self) -> Option<String> {
         // How to reach the server is no part of what it says.
         let settings = FlowGrpoSettings {
+            url: String::new(),
             batch_size: 1,
             concurrency: 1,
             api_key_env: None,

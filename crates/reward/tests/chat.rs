@@ -79,6 +79,16 @@ fn a_model_that_the_server_lacks_is_said_before_a_run() {
     assert_eq!(error, "reward `chat`: `model` is `other`, expected one that the server has\nhint: it has judge-vl");
 }
 
+/// The same judge at another place says the same.
+#[test]
+fn identity_is_that_of_the_judge_not_of_its_address() {
+    let identity = |settings| ChatReward::new(settings).expect("settings").identity();
+    let known = identity(settings("http://127.0.0.1:1/v1", ChatScore::YesProbability));
+    assert!(known.is_some() && known == identity(settings("http://127.0.0.1:2/v1", ChatScore::YesProbability)));
+    let other = ChatSettings { model: "another".into(), ..settings("http://127.0.0.1:1/v1", ChatScore::YesProbability) };
+    assert_ne!(known, identity(other));
+}
+
 #[test]
 fn settings_are_checked() {
     let check = |change: fn(&mut ChatSettings)| {

@@ -122,6 +122,18 @@ fn settings_are_checked() {
     assert!(refused(|s| s.api_key_env = Some("NO_SUCH_VARIABLE_7".into())).contains("`api_key_env` is `NO_SUCH_VARIABLE_7`"));
 }
 
+/// The same server at another place gives the same scores; another version of it does not.
+#[test]
+fn identity_is_that_of_the_server_not_of_its_address() {
+    let identity = |url: &str, version: &str| {
+        let settings = FlowGrpoSettings { version: version.into(), ..FlowGrpoSettings::new(url) };
+        FlowGrpoReward::new(settings).expect("settings").identity()
+    };
+    let known = identity("http://127.0.0.1:1", "1");
+    assert!(known.is_some() && known == identity("http://127.0.0.1:2", "1") && known != identity("http://127.0.0.1:1", "2"));
+    assert_eq!(identity("http://127.0.0.1:1", ""), None);
+}
+
 #[test]
 fn a_hostile_answer_executes_nothing() {
     let folder = tempfile::tempdir().expect("folder");

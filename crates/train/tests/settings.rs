@@ -69,6 +69,18 @@ fn mistakes_in_a_file() {
     insta::assert_snapshot!("mistakes_in_a_file", report);
 }
 
+/// Of several rewards, the one that is wrong is named, and where it stands.
+#[test]
+fn mistakes_in_one_of_several_rewards() {
+    let recipe = include_str!("../../../recipes/moving_shapes_cpu.toml");
+    let text = format!("{recipe}\n[[reward]]\ntype = \"brightness\"\nweight = 0\n");
+    let error = Settings::parse("mine.toml", &text, &[]).expect_err("a weight of 0").to_string();
+    let line = text.lines().count();
+    assert!(error.starts_with(&format!("mine.toml:{line}:")) && error.contains("`reward.1.weight` is `0`"), "{error}");
+    let error = Settings::parse("mine.toml", recipe, &["reward.0.weight=0".into()]).expect_err("a weight of 0").to_string();
+    assert!(error.contains("--set") && error.contains("`reward.0.weight` is `0`"), "{error}");
+}
+
 #[test]
 fn mistakes_in_overrides() {
     let mistakes = [

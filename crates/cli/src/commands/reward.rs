@@ -40,6 +40,9 @@ struct CheckArgs {
     /// An adapter: its videos are better known to be good than those of the base.
     #[arg(long, value_name = "PATH")]
     lora: Option<PathBuf>,
+    /// Adapter of the second transformer, in a model with two [default: the folder `transformer_2` in that of `--lora`, if there is one].
+    #[arg(long, value_name = "PATH", requires = "lora")]
+    lora_2: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArg,
     /// Print JSON.
@@ -58,8 +61,9 @@ pub fn run_command(args: &RewardArgs) -> Result<()> {
     let device = args.device.open()?;
     let trainer = Trainer::new(settings, &device)?;
     if let Some(path) = &args.lora {
-        wan::lora::Lora::detach(&trainer.policy.transformer.linears);
-        wan::lora::load(path, &trainer.policy.transformer.linears)?.attach(&trainer.policy.transformer.linears, &device)?;
+        let experts = trainer.policy.experts();
+        experts.detach();
+        experts.attach(experts.read_adapters(path, args.lora_2.as_deref())?, &device)?;
     }
     let bar = progress::bar("videos".to_owned(), usize::from(args.prompts) * usize::from(args.samples_per_prompt));
     let clips = sample_clips(&trainer, args.prompts.into(), args.samples_per_prompt.into(), |done| bar.set_position(done))?;

@@ -170,8 +170,13 @@ impl Reward for ChatReward {
 
     fn identity(&self) -> Option<String> {
         // How to reach the judge is no part of what it says.
-        let settings =
-            ChatSettings { concurrency: 1, api_key_env: None, connection: ConnectionSettings::default(), ..self.settings.clone() };
+        let settings = ChatSettings {
+            url: String::new(),
+            concurrency: 1,
+            api_key_env: None,
+            connection: ConnectionSettings::default(),
+            ..self.settings.clone()
+        };
         serde_json::to_string(&settings).ok().map(|settings| format!("chat {settings}"))
     }
 

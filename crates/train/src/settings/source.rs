@@ -20,22 +20,21 @@ impl Source<'_> {
         format!("{}:{line}:{column}", self.name)
     }
 
-    /// The place of the value of a dotted key, or of the closest table around it, or just the file.
+    /// The place of the value of a dotted key, in which entries of arrays have numbers, or of the closest value around it, or just the file.
     pub fn locate(&self, field: &str) -> String {
         let Ok(document) = DeTable::parse(self.text) else {
             return self.name.to_owned();
         };
+        let mut names = field.split('.');
+        let mut value = names.next().and_then(|name| entry(document.get_ref(), name));
         let mut place = None;
-        let mut table = document.get_ref();
-        for name in field.split('.') {
-            let Some((_, value)) = table.iter().find(|(key, _)| key.get_ref() == name) else {
-                break;
-            };
-            place = Some(value.span().start);
-            match value.get_ref() {
-                DeValue::Table(inner) => table = inner,
-                _ => break,
-            }
+        while let Some(found) = value {
+            place = Some(found.span().start);
+            value = names.next().and_then(|name| match found.get_ref() {
+                DeValue::Table(inner) => entry(inner, name),
+                DeValue::Array(items) => items.get(name.parse::<usize>().ok()?),
+                _ => None,
+            });
         }
         place.map_or_else(|| self.name.to_owned(), |offset| self.place(offset))
     }
@@ -45,6 +44,10 @@ impl Source<'_> {
         let document = DeTable::parse(self.text).ok()?;
         field_in(document.get_ref(), span.start)
     }
+}
+
+fn entry<'a, 'i>(table: &'a DeTable<'i>, name: &str) -> Option<&'a Spanned<DeValue<'i>>> {
+    table.iter().find(|(key, _)| key.get_ref() == name).map(|(_, value)| value)
 }
 
 fn field_in(table: &DeTable<'_>, offset: usize) -> Option<String> {

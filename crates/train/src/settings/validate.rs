@@ -43,12 +43,17 @@ impl Settings {
         let below = frames.saturating_sub(1) / 4 * 4 + 1;
         let hint = format!("the nearest are {below} and {}: one frame, then four per latent", below + 4);
         require(frames % 4 == 1, field, frames, "4k + 1", &hint)?;
-        positive("sampling.fps", sampling.fps, "Wan2.1 makes 16 frames a second, Wan2.2 TI2V-5B 24")?;
+        let fps = sampling.fps;
+        let hint = "Wan2.1 makes 16 frames a second, Wan2.2 TI2V-5B 24";
+        require(fps > 0.0 && fps <= 1000.0, "sampling.fps", fps, "a number above 0, up to 1000", hint)?;
         let (field, length) = ("sampling.max_sequence_length", sampling.max_sequence_length);
         require((1..=512).contains(&length), field, length, "1 to 512", "Wan is trained with 512")?;
-        let hint = "1 switches guidance off; Wan uses 4.5 to 6";
-        not_negative("sampling.guidance_scale", sampling.guidance_scale, hint)?;
-        sampling.guidance_scale_2.map_or(Ok(()), |scale| not_negative("sampling.guidance_scale_2", scale, hint))?;
+        let guides = |field: &str, scale: f64| {
+            let hint = "1 switches guidance off; Wan uses 4.5 to 6; below 1 the prompt counts less than without guidance";
+            require(scale.is_finite() && scale >= 1.0, field, scale, "a number from 1", hint)
+        };
+        guides("sampling.guidance_scale", sampling.guidance_scale)?;
+        sampling.guidance_scale_2.map_or(Ok(()), |scale| guides("sampling.guidance_scale_2", scale))?;
         self.schedule().map_err(|error| from_grpo("sampling", &error)).map(drop)
     }
 
@@ -131,7 +136,8 @@ impl Settings {
         let hint = "add `[[reward]]` with `type = \"shapes\"`";
         require(!self.reward.is_empty(), "reward", "[]", "at least one reward", hint)?;
         for (section, rewards) in [("reward", &self.reward), ("eval_reward", &self.eval_reward)] {
-            rewards.iter().try_for_each(|reward| reward.validate().map_err(|error| from_reward(section, error)))?;
+            let mut numbered = rewards.iter().enumerate();
+            numbered.try_for_each(|(i, reward)| reward.validate().map_err(|error| from_reward(&format!("{section}.{i}"), error)))?;
         }
         Ok(())
     }
