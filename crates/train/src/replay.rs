@@ -263,7 +263,9 @@ pub fn pick(x: &Tensor<5>, indices: &[usize]) -> Tensor<5> {
 /// [B, C, F, H, W] -> mean of the squares per sample `[B]`.
 pub fn mean_square(x: Tensor<5>) -> Tensor<1> {
     let [batch, c, f, h, w] = x.dims();
-    (x.clone() * x).reshape([batch, c * f * h * w]).mean_dim(1).reshape([batch])
+    // a GPU gives a row to one thread, which would be long at two million numbers, and lose digits
+    let parts = if wan::device::is_cpu(&x.device()) { 1 } else { c * f };
+    (x.clone() * x).reshape([batch, parts, c * f * h * w / parts.max(1)]).mean_dim(2).mean_dim(1).reshape([batch])
 }
 
 /// One scalar per sample, [B, 1, 1, 1, 1].

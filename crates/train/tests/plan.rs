@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use std::path::{Path, PathBuf};
 use train::plan::{ForwardFlops, Machine, ModelSizes, Plan, TextLength, decode_flops};
 use train::settings::Settings;
-use wan::transformer::attention::rows_of_chunk;
+use wan::transformer::attention::scores_at_once;
 use wan::transformer::{TransformerConfig, WanTransformer};
 use wan::vae::VaeConfig;
 use wan::weights::Weights;
@@ -133,14 +133,14 @@ fn scores_of_attention_count_where_they_are_the_peak() {
     let of = |changes: &[&str]| plan(&recipe("flash_grpo_wan_14b.toml", changes), Machine::default());
     let (long, short) = (of(&[]), of(&["sampling.num_frames=5"]));
     let tokens = 2 * 30 * 52;
-    let chunk = rows_of_chunk([1, 40, tokens]) as u64;
-    assert_eq!(chunk, 1056);
-    assert_eq!(bytes(&short, "update", "scores of attention"), 3 * 4 * 40 * chunk * tokens as u64);
+    let scores = scores_at_once([1, 40, tokens, tokens]) as u64;
+    assert_eq!(scores, 13 * (tokens as u64).pow(2));
+    assert_eq!(bytes(&short, "update", "scores of attention"), 3 * 4 * scores);
     assert_eq!(bytes(&long, "update", "scores of attention"), 0);
     // the graph up to attention, not that of the feed-forward
     assert_eq!(bytes(&short, "update", "activations of one block"), 4 * tokens as u64 * 8 * 5120);
     let wide = of(&["sampling.num_frames=5", "train.mixed_precision=no"]);
-    let rollout = 4 * tokens as u64 * 6 * 5120 + 2 * 4 * 40 * chunk * tokens as u64 + 4 * 5120 * 13_824;
+    let rollout = 4 * tokens as u64 * 6 * 5120 + 2 * 4 * scores + 4 * 5120 * 13_824;
     assert_eq!(bytes(&wide, "rollout", "activations"), rollout, "in f32 there is no fused kernel");
 }
 

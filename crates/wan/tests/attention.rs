@@ -4,7 +4,7 @@
 mod common;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use common::device::{device, half};
+use common::device::{allowed, device, half};
 use common::relative_error;
 use wan::layers::cast;
 use wan::ops;
@@ -222,6 +222,15 @@ fn half_precision_attention_of_the_device_is_that_of_plain_loops() {
         let fused = is_fused(&Tensor::zeros([2, 2, l, d], (&device, half)), inputs.bias().as_ref());
         let ours = inputs.by_heads(half, &device);
         check(&format!("{l} queries, {t} keys, heads of {d}, fused: {fused}"), &ours, &inputs.reference(), ROUNDED);
+    }
+}
+
+/// Rows of scores that are longer than what one thread, or one plane of threads, reduces on a device.
+#[test]
+fn attention_of_the_device_matches_reference_loops_over_rows_of_any_length() {
+    for t in [3, 1000, 5000] {
+        let inputs = Inputs::new(Size { b: 2, l: 37, t, heads: 2, d: 16 });
+        check(&format!("{t} keys"), &inputs.by_heads(DType::F32, &device()), &inputs.reference(), EXACT.map(allowed));
     }
 }
 

@@ -20,7 +20,7 @@ use serde::Serialize;
 use wan::guidance::GuidanceBatching;
 use wan::image::{ImageCondition, ImageInput};
 use wan::transformer::TransformerConfig;
-use wan::transformer::attention::rows_of_chunk;
+use wan::transformer::attention::scores_at_once;
 use wan::vae::VaeConfig;
 
 /// Bytes of a number.
@@ -210,11 +210,10 @@ impl Rows {
     }
 }
 
-/// Scores of one chunk of queries, f32.
+/// Scores of one chunk, f32.
 fn scores(model: &ModelSizes, load: &Load, rows: &Rows) -> u64 {
-    let heads = model.transformer.num_attention_heads;
-    let chunk = rows_of_chunk([rows.batch as usize, heads, load.tokens as usize]) as u64;
-    F32 * rows.batch * heads as u64 * load.tokens.min(chunk) * load.tokens
+    let tokens = load.tokens as usize;
+    F32 * scores_at_once([rows.batch as usize, model.transformer.num_attention_heads, tokens, tokens]) as u64
 }
 
 /// The widest place of a block without a graph. The largest weight is packed meanwhile.

@@ -13,9 +13,15 @@ use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use burn_cubecl::kernel::attention::flash_attention;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
+use burn_cubecl::kernel::reduce::{KernelReduceStrategy, reduce_dim};
 use cubecl::ir::{ElemType, FloatKind};
 use cubek::attention::forward::launch::{BlueprintStrategy, Strategy};
 use cubek::attention::forward::routines::blackbox_accelerated::BlackboxAcceleratedStrategy;
+use cubek::reduce::components::instructions::ReduceOperationConfig;
+use cubek::reduce::launch::{ReduceStrategy, RoutineStrategy, VectorizationStrategy};
+use cubek::reduce::routines::BlueprintStrategy as ReduceBlueprint;
+use cubek::reduce::routines::cube::CubeStrategy;
+use cubek::reduce::routines::plane::PlaneStrategy;
 use grpo::random::{Key, Purpose};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,15 +38,14 @@ type Values = FloatTensor<Cube>;
 
 /// q [B, H, L, d], k and v [B, H, T, d] -> [B, H, L, d]; nothing where the device has no matrix units for it, or they do not agree with the chunks.
 pub(super) fn attend(q: &Values, k: &Values, v: &Values, bias: &Values) -> Option<Values> {
-    let [b, h, l, d] = q.shape().dims::<4>();
-    let rows = |from, to| query_rows::<Cube>(q, [b, h, from, to, d]);
+    let [.., l, _] = q.shape().dims::<4>();
     let planes = planes(q)?;
     let whole = l / ROWS * ROWS;
-    let fused = launch(rows(0, whole), k.clone(), v.clone(), planes)?;
+    let fused = launch(query_rows::<Cube>(q, 0..whole), k.clone(), v.clone(), planes)?;
     if whole == l {
         return Some(fused);
     }
-    let rest = in_chunks::<Cube>(rows(whole, l), k.clone(), v.clone(), bias.clone());
+    let rest = in_chunks::<Cube>(query_rows::<Cube>(q, whole..l), k.clone(), v.clone(), bias.clone());
     Some(Cube::float_cat(vec![fused, rest], 2))
 }
 
@@ -62,9 +67,42 @@ pub(super) fn planes(q: &Values) -> Option<u8> {
 
 /// a b in f32. Factors in half precision are multiplied by matrix units as they are, and the f32 sums are what is written.
 pub(super) fn wide_product(a: Values, b: Values) -> Values {
-    // a strategy that does not suit the sizes says so before anything runs
+    // that no kernel suits is said before anything runs
     let product = matmul(a.clone(), b.clone(), None, MatmulStrategy::default(), DType::F32);
     product.unwrap_or_else(|_| Cube::float_cast(Cube::float_matmul(a, b), FloatDType::F32))
+}
+
+/// softmax over the last of four axes. By itself the engine gives a row to one thread: of 4,096 rows of 32,760 keys few of a card's processors would
+/// have any.
+pub(super) fn softmax_of_rows(x: Values) -> Values {
+    let max = reduced_rows(&x, ReduceOperationConfig::Max);
+    let powers = Cube::float_exp(Cube::float_sub(x, max));
+    let sum = reduced_rows(&powers, ReduceOperationConfig::Sum);
+    Cube::float_div(powers, sum)
+}
+
+/// Rows are reduced by groups of threads from this length on, shorter ones by a plane.
+const LONG_ROW: usize = 4096;
+
+/// [B, H, L, T] -> [B, H, L, 1]; as the engine does it by itself where there are no planes.
+fn reduced_rows(x: &Values, operation: ReduceOperationConfig) -> Values {
+    let [.., keys] = x.shape().dims::<4>();
+    let routine = if keys >= LONG_ROW {
+        RoutineStrategy::Cube(ReduceBlueprint::Inferred(CubeStrategy { use_planes: true }))
+    } else {
+        RoutineStrategy::Plane(ReduceBlueprint::Inferred(PlaneStrategy { independent: true }))
+    };
+    let vectorization = VectorizationStrategy { parallel_output_vectorization: false };
+    let strategy = ReduceStrategy { routine, vectorization, autotune_level: Default::default() };
+    let reduce = |strategy| reduce_dim(x.clone(), None, 3, strategy, operation);
+    reduce(KernelReduceStrategy::Specific(strategy))
+        .or_else(|_| reduce(KernelReduceStrategy::Unspecified))
+        .unwrap_or_else(|_| unreachable!("there is a fourth axis"))
+}
+
+/// The same values, one row after the other.
+pub(super) fn in_order(x: Values) -> Values {
+    into_contiguous(x)
 }
 
 /// Products of f16 with f32 sums.

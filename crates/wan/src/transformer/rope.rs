@@ -45,7 +45,7 @@ impl Rope {
         let dtype = x.dtype();
         let x = cast(x, DType::F32);
         let [b, l, h, d] = x.dims();
-        // the swap as a product with a 0/+-1 matrix: exact, and no strided copies
+        // the swap as a product with a 0/+-1 matrix: no strided copies, and exact (where matrix units round factors to TF32, for values that were bf16)
         let swapped = x.clone().reshape([b * l * h, d]).matmul(self.pair_swap.clone()).reshape([b, l, h, d]);
         cast(x * self.cos.clone() + swapped * self.sin.clone(), dtype)
     }
