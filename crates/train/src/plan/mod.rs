@@ -160,7 +160,7 @@ impl Plan {
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
         settings.check_networks(model.boundary)?;
         settings.check_size(&model.transformer, &model.vae)?;
-        let trained = Trained::of(&settings.policy, model);
+        let trained = Trained::of(settings, &model.transformer, model.networks())?;
         let batches = typical_batches(settings)?;
         let retain = settings.rollout.retain_step;
         let most = |count: &dyn Fn(&Batch) -> usize| batches.iter().map(count).max().unwrap_or(0) as u64;
