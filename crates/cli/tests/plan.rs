@@ -48,4 +48,5 @@ fn a_second_network_costs_memory_and_no_operations() {
 fn nonsense_is_refused() {
     assert!(plan(&["--device-memory", "lots"]).contains("expected a size such as `80GiB`"));
     assert!(plan(&["--throughput=-1"]).contains("expected a number above 0"));
+    assert!(plan(&["--price-per-hour=2"]).contains("--throughput <TFLOPS>|--measure"), "a price needs a time");
 }

@@ -270,6 +270,14 @@ impl Batch {
         shares.work(self.num_steps, retain)
     }
 
+    /// See [`Shares::trained`]; for each micro-batch, whose samples are counted from its start.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = (&Range<usize>, Vec<(Vec<usize>, usize)>)> {
+        self.chunks().map(|chunk| {
+            let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
+            (chunk, shares.trained(self.num_steps))
+        })
+    }
+
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {
         let rollout = match trainer.recipe.initial_noise {
             InitialNoise::Independent => self.layout.rollout(sample) as u64,

@@ -1,13 +1,13 @@
 //! What is trained: a transformer with an adapter, or all of its weights; of a model with two networks, both.
 
-use crate::settings::PolicySettings;
+use crate::settings::{PolicySettings, Settings, SettingsError, hint_for_choice};
 use burn::tensor::{DType, Device, Tensor};
 use std::path::Path;
 use wan::error::{Error, Result};
 use wan::experts::{Experts, SECOND, SecondExpert};
 use wan::lora::{self, Lora, LoraConfig};
 use wan::param::ParamSet;
-use wan::transformer::WanTransformer;
+use wan::transformer::{TransformerConfig, WanTransformer};
 use wan::weights::{write_atomically, write_params};
 
 /// A velocity network and the weights of it that the optimizer updates.
@@ -139,6 +139,41 @@ impl Policy {
             (Some(second), None) => save_transformer(&second.transformer, &dir.join(SECOND)),
         }
     }
+}
+
+/// The linear layers of a network that `policy.target_modules` names: (name, inputs, outputs). None where all weights are trained.
+///
+/// # Errors
+/// An entry that no layer has as its name, or as the end of its name at a dot.
+pub fn adapted_layers(settings: &Settings, config: &TransformerConfig) -> Result<Vec<(String, usize, usize)>, SettingsError> {
+    let PolicySettings::Lora { target_modules, .. } = &settings.policy else { return Ok(Vec::new()) };
+    let layers = config.linear_layers();
+    let matches = |name: &str, target: &str| name.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    for target in target_modules {
+        if !layers.iter().any(|(name, ..)| matches(name, target)) {
+            let field = "policy.target_modules";
+            let message = format!("`{field}` has `{target}`, which matches no linear layer of the model");
+            let place = settings.model.path.display().to_string();
+            return Err(SettingsError::new(place, field, message, hint_for_choice(target, &endings(&layers))));
+        }
+    }
+    Ok(layers.into_iter().filter(|(name, ..)| target_modules.iter().any(|target| matches(name, target))).collect())
+}
+
+/// What to call layers: those of the blocks by what all blocks have in common, then the others.
+fn endings(layers: &[(String, usize, usize)]) -> Vec<&str> {
+    let names = || layers.iter().map(|(name, ..)| name.as_str());
+    let of_blocks = names().filter_map(|name| name.strip_prefix("blocks.")?.split_once('.')).map(|(_, layer)| {
+        let attention = ["attn1.", "attn2."].iter().find_map(|attention| layer.strip_prefix(attention));
+        attention.unwrap_or(layer)
+    });
+    let mut endings: Vec<&str> = Vec::new();
+    for ending in of_blocks.chain(names().filter(|name| !name.starts_with("blocks."))) {
+        if !endings.contains(&ending) {
+            endings.push(ending);
+        }
+    }
+    endings
 }
 
 /// The weights of a network that are trained.

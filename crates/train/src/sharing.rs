@@ -48,6 +48,13 @@ impl Shares<'_> {
         (firsts.into_iter().map(|first| among[first]).collect(), places)
     }
 
+    /// The samples that each step trains, and how many of their velocities differ; of the steps that train any.
+    pub fn trained(&self, num_steps: usize) -> Vec<(Vec<usize>, usize)> {
+        let of = |step: usize| (0..self.plans.len()).filter(|&sample| self.plans[sample].is_trained(step)).collect::<Vec<_>>();
+        let steps = (0..num_steps).map(|step| (step, of(step))).filter(|(_, samples)| !samples.is_empty());
+        steps.map(|(step, samples)| (samples.clone(), self.distinct(step, &samples).0.len())).collect()
+    }
+
     /// The work of a rollout over `num_steps` and of one update from it.
     pub fn work(&self, num_steps: usize, retain: bool) -> Work {
         let mut work = Work::default();
@@ -141,5 +148,7 @@ mod tests {
         let compressed = Shares { suffix: Some(3), ..shared };
         assert_eq!(compressed.work(6, false).sampled, 2 + 2 + 1 + 1 + 3 * 3 + 3 * 2);
         assert_eq!(compressed.work(6, true).forwards(4.5), 2 * (21 + 2 * 2));
+        assert_eq!(shared.trained(6), [(vec![0, 1, 2], 1), (vec![3, 4, 5], 1)]);
+        assert_eq!(plain.trained(6), [(vec![0, 1, 2], 3), (vec![3, 4, 5], 3)]);
     }
 }

@@ -7,7 +7,7 @@ use crate::first_frames::{FirstFrames, Readers};
 use crate::inputs::{self, Inputs};
 use crate::optimizer::{AdamW, Ema};
 use crate::plan::Networks;
-use crate::policy::Policy;
+use crate::policy::{Policy, adapted_layers};
 use crate::prompts::{self, PromptSet};
 use crate::replay::Conditioning;
 use crate::settings::Settings;
@@ -102,6 +102,7 @@ impl Trainer {
         WanPipeline::check(&folder)?;
         if let Some(networks) = Networks::of(&settings)? {
             settings.check_size(&networks.transformer, &networks.vae)?;
+            adapted_layers(&settings, &networks.transformer)?;
         }
         let image_input = ImageInput::of_folder(&folder)?;
         let train_images = FirstFrames::of(&train, "prompts.train", image_input)?;

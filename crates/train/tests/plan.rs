@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 use std::path::{Path, PathBuf};
-use train::plan::{ForwardFlops, Machine, ModelSizes, Plan, TextLength, decode_flops};
+use train::plan::{ForwardFlops, Machine, ModelSizes, Plan, TextLength, Trained, decode_flops};
 use train::settings::Settings;
 use wan::transformer::attention::scores_at_once;
 use wan::transformer::{TransformerConfig, WanTransformer};
@@ -166,14 +166,18 @@ fn retained_graphs_are_counted_together() {
     assert!(advice[0].starts_with("`rollout.retain_step = false`: peak ") && advice[0].ends_with("which fits"), "{advice:?}");
 }
 
+fn host_bytes(plan: &Plan, phase: &str, part: &str) -> u64 {
+    let host = plan.host.iter().find(|memory| memory.phase == phase).expect("phase");
+    assert_eq!(host.total, host.parts.iter().map(|(_, bytes)| bytes).sum::<u64>());
+    host.parts.iter().find(|(name, _)| *name == part).map_or(0, |(_, bytes)| *bytes)
+}
+
 /// x and x' of every trained transition; v as well where the loss measures how far it has moved.
 #[test]
 fn recorded_transitions_are_in_host_memory() {
     let of = |changes: &[&str]| {
         let plan = plan(&recipe("flash_grpo_wan_1_3b.toml", changes), Machine::default());
-        let part = |name: &str| plan.host.parts.iter().find(|(part, _)| *part == name).map_or(0, |(_, bytes)| *bytes);
-        assert_eq!(plan.host.total, plan.host.parts.iter().map(|(_, bytes)| bytes).sum::<u64>());
-        [part("recorded transitions"), part("clips that wait for rewards")]
+        ["recorded transitions", "clips that wait for rewards"].map(|part| host_bytes(&plan, "an iteration", part))
     };
     let latents = 4 * 16 * 21 * 60 * 104;
     assert_eq!(of(&[]), [384 * 2 * latents, 1 << 30]);
@@ -185,6 +189,74 @@ fn recorded_transitions_are_in_host_memory() {
     assert_eq!(few[1], 2 * 5 * 480 * 832 * 3 * 4);
 }
 
+/// Each micro-batch has its own copy of its prompts, once for all steps that train the same samples.
+#[test]
+fn prompts_of_recorded_transitions_are_in_host_memory() {
+    let of = |recipe_name: &str, changes: &[&str]| {
+        let plan = plan(&recipe(recipe_name, changes), Machine::default());
+        host_bytes(&plan, "an iteration", "prompts of recorded transitions")
+    };
+    let prompt = 4 * 512 * 4096;
+    let t2v = "flash_grpo_wan_1_3b.toml";
+    let every_step = "method.stochastic={ type = \"all\" }";
+    assert_eq!(of(t2v, &[]), 384 * prompt);
+    assert_eq!(of(t2v, &[every_step, "method.sharing=per-iteration"]), 384 * prompt);
+    // 48 prompts in micro-batches of 8, in micro-batches across two of them, and by steps that train other samples of a micro-batch
+    assert_eq!(of(t2v, &["rollout.micro_batch=8"]), 48 * prompt);
+    assert_eq!(of(t2v, &["rollout.micro_batch=12"]), 2 * 16 * 2 * prompt);
+    let each_its_own = of(t2v, &["rollout.micro_batch=8", "method.sharing=per-rollout"]);
+    assert!((4 * 48 * prompt..8 * 48 * prompt).contains(&each_its_own), "{each_its_own}");
+    // and what CLIP says of a picture: 257 tokens of 1280 features
+    assert_eq!(
+        of("flash_grpo_wan_i2v_14b.toml", &["rollout.prompts_per_iteration=1", "rollout.group_size=2"]),
+        2 * (prompt + 4 * 257 * 1280)
+    );
+}
+
+/// The clips that are shown wait for the end of an evaluation as they are, a video for a prompt at most.
+#[test]
+fn shown_clips_are_in_host_memory() {
+    let of = |changes: &[&str]| {
+        let plan = plan(&recipe("flash_grpo_wan_1_3b.toml", changes), Machine::default());
+        ["clips that become videos", "clips that are scored"].map(|part| host_bytes(&plan, "an evaluation", part))
+    };
+    let clip = 81 * 480 * 832 * 3 * 4;
+    assert_eq!(of(&[]), [8 * clip, clip]);
+    assert_eq!(of(&["rollout.micro_batch=8", "eval.num_prompts=3"]), [3 * clip, 2 * clip]);
+    assert_eq!(of(&["eval.videos=0"])[0], 0);
+}
+
+/// An update is of the velocities that differ, whatever the micro-batch; sampling and evaluation are of all.
+#[test]
+fn an_update_takes_the_memory_of_the_velocities_that_differ() {
+    let of = |changes: &[&str]| plan(&recipe("flash_grpo_wan_1_3b.toml", changes), Machine::default());
+    let shared = |micro_batch: &str| of(&["method.initial_noise=shared-in-group", micro_batch]);
+    let (one, eight) = (of(&[]), shared("rollout.micro_batch=8"));
+    for part in ["inputs of the blocks", "activations of one block", "text keys and values"] {
+        assert_eq!(bytes(&eight, "update", part), bytes(&one, "update", part), "{part}");
+    }
+    assert_eq!(eight.work.replayed, 48.0);
+    assert!(bytes(&eight, "rollout", "activations") > 6 * bytes(&one, "rollout", "activations"));
+    // rollouts that begin apart, two prompts in a micro-batch, and steps that are drawn for each rollout
+    let inputs = |plan: &Plan| bytes(plan, "update", "inputs of the blocks") / bytes(&one, "update", "inputs of the blocks");
+    assert_eq!(inputs(&of(&["rollout.micro_batch=8"])), 8);
+    assert_eq!(inputs(&shared("rollout.micro_batch=16")), 2);
+    let each_its_own = inputs(&of(&["rollout.micro_batch=8", "method.sharing=per-rollout"]));
+    assert!((3..8).contains(&each_its_own), "{each_its_own}");
+}
+
+/// The prompts of an evaluation all differ, those of a group are one.
+#[test]
+fn an_evaluation_holds_a_text_for_every_sample() {
+    let text = |changes: &[&str]| {
+        bytes(&plan(&recipe("flash_grpo_wan_1_3b.toml", changes), Machine::default()), "rollout", "text keys and values")
+    };
+    let row = 2 * 2 * 513 * 1536 * 30;
+    // prompts, the negative one, and the rows of both branches
+    assert_eq!(text(&[]), (1 + 1 + 2) * row);
+    assert_eq!(text(&["rollout.micro_batch=8"]), (8 + 1 + 16) * row);
+}
+
 /// In micro-batches of a whole group the common prefix is computed once.
 #[test]
 fn a_shared_prefix_saves_velocities() {
@@ -193,6 +265,75 @@ fn a_shared_prefix_saves_velocities() {
     assert_eq!(plain, 64.0 * 10.0);
     // 8 groups, each spared 7 of its 8 samples for the 1 to 5 steps up to its stochastic one
     assert!((640.0 - 8.0 * 7.0 * 5.0..=640.0 - 8.0 * 7.0).contains(&shared), "{shared}");
+}
+
+/// A micro-batch of 1 shares nothing: the plan says what a larger one would save, if it fits.
+#[test]
+fn a_prefix_that_nobody_shares_is_told() {
+    const SHARED: &str = "method.initial_noise=shared-in-group";
+    let of = |changes: &[&str], gib: Option<u64>| {
+        let settings = recipe("flash_grpo_wan_1_3b.toml", &[&["rollout.micro_batch=1"], changes].concat());
+        plan(&settings, Machine { memory: gib.map(|gib| gib << 30), ..Machine::default() })
+    };
+    let (plain, shared) = (of(&[SHARED], None), of(&[SHARED, "rollout.micro_batch=8"], None));
+    let saved = 100.0 * (1.0 - shared.iteration_flops() / plain.iteration_flops());
+    assert!((30.0..40.0).contains(&saved), "{saved}");
+    let hint = |size: usize, plan: &Plan| {
+        plan.advice.first().is_some_and(|hint| hint.starts_with(&format!("`rollout.micro_batch = {size}` shares")))
+    };
+    assert!(hint(8, &plain) && plain.advice[0].contains(&format!("{saved:.0} % fewer operations")), "{:?}", plain.advice);
+    let peak = |plan: &Plan| plan.peak() >> 30;
+    assert!(hint(8, &of(&[SHARED], Some(peak(&shared) + 1))));
+    assert!(hint(4, &of(&[SHARED], Some(peak(&shared)))));
+    assert!(of(&[SHARED], Some(peak(&plain) + 1)).advice.is_empty());
+    for changes in [&[][..], &[SHARED, "rollout.shared_prefix=false"], &[SHARED, "rollout.micro_batch=8"]] {
+        assert!(of(changes, None).advice.is_empty(), "{changes:?}");
+    }
+}
+
+/// The window of a sliding one is at the start for 25 iterations, where it shares least.
+#[test]
+fn a_sliding_window_is_counted_in_all_its_places() {
+    let count = |iterations: &str| {
+        let changes = [iterations, "rollout.micro_batch=8", "method.name=mixgrpo", "sampling.num_inference_steps=10"];
+        let window = "method.stochastic={ type = \"sliding\", size = 4, stride = 1, every = 25 }";
+        plan(&recipe("wan_1_3b/tempflow.toml", &[&changes[..], &[window]].concat()), Machine::default()).work.velocities
+    };
+    // each place of the window lets a group share one more step: 7 of 8 velocities of 48 groups
+    let at = |place: f64| 384.0 * 10.0 - 48.0 * 7.0 * (place + 1.0);
+    assert_eq!(count("train.iterations=25"), at(0.0));
+    // 6 places, 25 iterations each; 16 of the 150 are counted
+    near("a whole cycle", count("train.iterations=150"), at(2.5), 0.01);
+}
+
+/// A list of 18 captions makes no more videos, whatever the recipe asks for.
+#[test]
+fn an_evaluation_has_no_more_prompts_than_its_list() {
+    let videos = |changes: &[&str]| {
+        plan(&recipe("moving_shapes_cpu.toml", &[&["model.path=Wan2.1-T2V-1.3B"], changes].concat()), Machine::default()).work.eval_videos
+    };
+    assert_eq!(videos(&["eval.num_prompts=500", "eval.samples_per_prompt=8"]), 144);
+    assert_eq!(videos(&["eval.num_prompts=4", "eval.samples_per_prompt=8"]), 32);
+    assert_eq!(videos(&["eval.num_prompts=500", "eval.samples_per_prompt=8", "prompts.eval=not/there.txt"]), 4000);
+}
+
+/// Every entry names a layer: a wrong one among right ones would train less than it says.
+#[test]
+fn target_modules_that_name_no_layer_are_refused() {
+    let of = |modules: &str| {
+        let settings = recipe("flash_grpo_wan_1_3b.toml", &[&format!("policy.target_modules={modules}")]);
+        let model = ModelSizes::of(&settings).expect("known sizes");
+        Trained::of(&settings, &model.transformer, 1)
+    };
+    let right = of(r#"["to_q", "attn2.to_k", "blocks.0.ffn.net.2"]"#).expect("names of layers");
+    assert_eq!((right.layers, right.feed_forward), (60 + 30 + 1, true));
+    for (modules, entry, hint) in [
+        (r#"["to_q", "to_k", "to_v", "to_out"]"#, "`to_out`", "did you mean `to_out.0`?"),
+        (r#"["o_q"]"#, "`o_q`", "`ffn.net.0.proj`, `ffn.net.2`, `patch_embedding`"),
+    ] {
+        let error = of(modules).expect_err(modules).to_string();
+        assert!(error.contains(entry) && error.contains("matches no linear layer") && error.contains(hint), "{error}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::train::RecipeArgs;
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
-use train::plan::Networks;
+use train::plan::{Networks, Trained};
 use train::settings::{PolicySettings, Settings, StepRow};
 use wan::experts::{Boundary, SECOND};
 
@@ -18,17 +18,10 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// What the optimizer updates.
-struct Trained {
-    description: String,
-    layers: Option<usize>,
-    parameters: Option<usize>,
-}
-
 /// Runs the command.
 ///
 /// # Errors
-/// A recipe that cannot be read or used; a video that its model cannot make.
+/// A recipe that cannot be read or used; a video that its model cannot make; an entry of `target_modules` that matches no layer.
 pub fn run_command(args: &InspectArgs) -> Result<()> {
     let settings = args.recipe.load()?;
     let networks = Networks::of(&settings)?;
@@ -37,12 +30,18 @@ pub fn run_command(args: &InspectArgs) -> Result<()> {
         settings.check_size(&networks.transformer, &networks.vae)?;
     }
     let boundary = networks.as_ref().and_then(|networks| networks.boundary);
-    let (steps, trained) = (settings.step_table()?, trained(&settings, networks.as_ref()));
+    let steps = settings.step_table()?;
+    let trained = networks.as_ref().map(|networks| Trained::of(&settings, &networks.transformer, networks.count())).transpose()?;
+    let description = description(&settings, boundary.is_some(), trained);
     if args.json {
         let mut report = json!({
             "recipe": settings,
             "steps": steps,
-            "trained": { "description": trained.description, "layers": trained.layers, "parameters": trained.parameters },
+            "trained": {
+                "description": description,
+                "layers": trained.filter(|trained| !trained.full).map(|trained| trained.layers),
+                "parameters": trained.map(|trained| trained.parameters),
+            },
         });
         if let Some(boundary) = boundary {
             report["boundary_ratio"] = json!(boundary);
@@ -62,7 +61,7 @@ pub fn run_command(args: &InspectArgs) -> Result<()> {
             row.step, row.sigma, row.sigma_next, row.timestep, row.noise_level, row.std, row.excess_variance, row.loss_weight
         );
     }
-    println!("\ntrained: {}", trained.description);
+    println!("\ntrained: {description}");
     Ok(())
 }
 
@@ -71,25 +70,13 @@ fn network(boundary: Boundary, row: &StepRow) -> &'static str {
     ["transformer", SECOND][boundary.network(row.timestep)]
 }
 
-fn trained(settings: &Settings, networks: Option<&Networks>) -> Trained {
-    let Some(Networks { transformer: config, boundary, .. }) = networks else {
-        let description = format!("unknown sizes, `{}` is not there", settings.model.path.join("transformer/config.json").display());
-        return Trained { description, layers: None, parameters: None };
+/// What the optimizer updates, in words.
+fn description(settings: &Settings, two: bool, trained: Option<Trained>) -> String {
+    let Some(Trained { layers, parameters, .. }) = trained else {
+        return format!("unknown sizes, `{}` is not there", settings.model.path.join("transformer/config.json").display());
     };
-    let (networks, of) = if boundary.is_some() { (2, "both transformers") } else { (1, "the transformer") };
     match &settings.policy {
-        PolicySettings::Full => {
-            let parameters = networks * config.num_parameters();
-            Trained { description: format!("all {parameters} parameters of {of}"), layers: None, parameters: Some(parameters) }
-        }
-        PolicySettings::Lora { rank, target_modules, .. } => {
-            let linears = config.linear_layers();
-            let hit = |name: &str| target_modules.iter().any(|t| name == t || name.ends_with(&format!(".{t}")));
-            let hits: Vec<_> = linears.iter().filter(|(name, ..)| hit(name)).collect();
-            let parameters = networks * hits.iter().map(|(_, inputs, outputs)| rank * (inputs + outputs)).sum::<usize>();
-            let layers = networks * hits.len();
-            let description = format!("LoRA of rank {rank} on {layers} linear layers, {parameters} parameters");
-            Trained { description, layers: Some(layers), parameters: Some(parameters) }
-        }
+        PolicySettings::Full => format!("all {parameters} parameters of {}", if two { "both transformers" } else { "the transformer" }),
+        PolicySettings::Lora { rank, .. } => format!("LoRA of rank {rank} on {layers} linear layers, {parameters} parameters"),
     }
 }

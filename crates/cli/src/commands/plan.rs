@@ -3,7 +3,7 @@
 use super::train::RecipeArgs;
 use anyhow::{Result, bail};
 use clap::Args;
-use train::plan::{Machine, ModelSizes, Plan, TextLength, gib, matrix_rate};
+use train::plan::{Machine, ModelSizes, PhaseMemory, Plan, TextLength, gib, matrix_rate};
 use train::settings::MixedPrecision;
 
 /// Arguments of `plan`.
@@ -18,13 +18,13 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     devices: u64,
     /// Speed of one device in TFLOP/s, as the run reaches it.
-    #[arg(long, value_name = "TFLOPS")]
+    #[arg(long, value_name = "TFLOPS", group = "speed")]
     throughput: Option<f64>,
     /// Measure the speed of this machine with a matrix product of two seconds: the upper limit of what a run on it reaches.
-    #[arg(long, conflicts_with = "throughput")]
+    #[arg(long, group = "speed")]
     measure: bool,
     /// Price of one device for an hour.
-    #[arg(long, value_name = "PRICE")]
+    #[arg(long, value_name = "PRICE", requires = "speed")]
     price_per_hour: Option<f64>,
     /// Print JSON.
     #[arg(long)]
@@ -114,7 +114,7 @@ fn operations(plan: &Plan) -> Vec<String> {
         ("cross", forward.cross),
     ];
     let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {}", operation_count(*value))).collect();
-    let iteration = flops.rollout_phase + flops.decode_phase + flops.update_phase;
+    let iteration = plan.iteration_flops();
     let share = |part: f64| 100.0 * part / iteration;
     let [rollout, decode, update] = [flops.rollout_phase, flops.decode_phase, flops.update_phase].map(share);
     vec![
@@ -142,18 +142,20 @@ fn memory(plan: &Plan) -> Vec<String> {
         MixedPrecision::Bf16 => "frozen weights in bf16",
     };
     let mut lines = vec![format!("peak memory of a device, {numbers}")];
-    for phase in &plan.memory {
-        lines.push(format!("  {:<36}{:>10}", phase.phase, gib(phase.total)));
-        lines.extend(phase.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));
-    }
-    lines.push(format!("{:<38}{:>10}", "host memory, on a CPU beside a phase's", gib(plan.host.total)));
-    lines.extend(plan.host.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes))));
+    lines.extend(plan.memory.iter().flat_map(phase));
+    lines.push("memory of the host, on a CPU beside a phase's".into());
+    lines.extend(plan.host.iter().flat_map(phase));
     if let (Some(memory), Some(fits)) = (plan.machine.memory, plan.fits) {
         let verdict = if fits { "fits" } else { "does not fit" };
         lines.push(format!("the peak of {} {verdict} into {}", gib(plan.peak()), gib(memory)));
     }
     lines.extend(plan.advice.iter().map(|advice| format!("hint: {advice}")));
     lines
+}
+
+fn phase(phase: &PhaseMemory) -> Vec<String> {
+    let parts = phase.parts.iter().map(|(name, bytes)| format!("    {name:<34}{:>10}", gib(*bytes)));
+    std::iter::once(format!("  {:<36}{:>10}", phase.phase, gib(phase.total))).chain(parts).collect()
 }
 
 fn time_and_price(plan: &Plan) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
+use crate::plan::spread;
 use crate::run_folder::SUMMARY;
 use crate::settings::Settings;
 use crate::stats::mean;
@@ -68,7 +69,7 @@ pub fn cells(recipes: &[(String, Settings)], seeds: u64, budget: Budget, folder:
         for (row, settings) in recipes {
             let iterations = match budget {
                 Budget::Iterations(iterations) => iterations,
-                Budget::Forwards(forwards) => forwards / forwards_per_iteration(settings)?,
+                Budget::Forwards(forwards) => iterations_within(settings, forwards)?,
                 Budget::Seconds(seconds) => (seconds / pilot(row, settings, folder).seconds_per_iteration()?).floor() as u64,
             };
             if iterations == 0 {
@@ -86,21 +87,31 @@ pub fn cells(recipes: &[(String, Settings)], seeds: u64, budget: Budget, folder:
     Ok(cells)
 }
 
-/// Iterations over which the cost is averaged.
+/// Iterations over which the cost is averaged, at most.
 const SAMPLED_ITERATIONS: u64 = 200;
 
-/// Model forwards of one sample that an iteration takes on average; see [`crate::sharing::Work::forwards`].
+/// Model forwards of one sample that an iteration of the run takes on average; see [`crate::sharing::Work::forwards`].
 ///
 /// # Errors
 /// None for settings that were loaded.
 pub fn forwards_per_iteration(settings: &Settings) -> Result<u64> {
-    let prompts = settings.rollout.prompts_per_iteration;
-    let cost = |index: u64| -> Result<f64> {
-        let work = Batch::plan(settings, prompts, index)?.work(settings.rollout.retain_step);
-        Ok(work.forwards(settings.sampling.widest_guidance()) as f64)
-    };
-    let costs = (0..SAMPLED_ITERATIONS).map(cost).collect::<Result<Vec<f64>>>()?;
+    let sampled = spread(settings.train.iterations as u64, SAMPLED_ITERATIONS);
+    let costs = sampled.map(|index| Ok(forwards(settings, index)? as f64)).collect::<Result<Vec<f64>>>()?;
     Ok(mean(costs.into_iter()).round() as u64)
+}
+
+fn forwards(settings: &Settings, index: u64) -> Result<u64> {
+    let work = Batch::plan(settings, settings.rollout.prompts_per_iteration, index)?.work(settings.rollout.retain_step);
+    Ok(work.forwards(settings.sampling.widest_guidance()))
+}
+
+/// Iterations from the first on that so many forwards pay for. A sliding window costs more in some places than in others.
+fn iterations_within(settings: &Settings, budget: u64) -> Result<u64> {
+    let (mut iterations, mut left) = (0, budget);
+    while let Some(rest) = left.checked_sub(forwards(settings, iterations)?) {
+        (iterations, left) = (iterations + 1, rest);
+    }
+    Ok(iterations)
 }
 
 /// What an iteration costs, in words.
@@ -167,6 +178,12 @@ mod tests {
         let iterations: Vec<usize> = cells.iter().map(|cell| cell.settings.train.iterations).collect();
         assert_eq!(iterations, [28, 10, 28, 10]);
         assert_eq!(cells[2].settings.seed, 2);
+        // of a window's first step a group samples and replays one velocity; at its next place, of the step before it too it samples one
+        let window = ["method.name=mixgrpo", "method.stochastic={ type = \"sliding\", size = 4, stride = 1, every = 25 }"];
+        let window = Settings::load(None, &window.map(str::to_owned)).expect("settings");
+        let first = 64 * 22 - 56 * 4;
+        assert_eq!(iterations_within(&window, 14 * first - 1).expect("iterations"), 13);
+        assert_eq!(iterations_within(&window, 25 * first + first - 56).expect("iterations"), 26);
         assert!(super::cells(&recipes, 1, Budget::Forwards(1000), Path::new("out")).is_err());
     }
 }

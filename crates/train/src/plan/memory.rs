@@ -43,7 +43,7 @@ pub(super) fn transformer(settings: &Settings, config: &TransformerConfig) -> u6
 /// What is alive at the peak of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseMemory {
-    /// `text`, `rollout`, `decode` or `update`; `host` for what is not in the device's memory.
+    /// `text`, `rollout`, `decode` or `update`; of the host's memory `an iteration` or `an evaluation`.
     pub phase: &'static str,
     /// All of it, in bytes.
     pub total: u64,
@@ -71,17 +71,35 @@ pub(super) struct Load {
     pub trained: Trained,
     /// Transitions that an iteration records.
     pub recorded: u64,
+    /// Prompts that its micro-batches record, each for itself.
+    pub recorded_prompts: u64,
+    /// Samples that an update replays at once, and the velocities that differ among them.
+    pub replayed: [u64; 2],
     /// Velocities whose graphs are kept from the rollouts until the first update is through.
     pub retained: u64,
     /// Whether the first latent frame is an image's, so that tokens have timesteps of their own.
     pub first_frame: bool,
+    /// Prompts of an evaluation.
+    pub eval_prompts: u64,
+}
+
+impl Load {
+    /// Prompts of a micro-batch: in an evaluation all are different.
+    fn prompts_at_once(&self, settings: &Settings) -> u64 {
+        let rollout = &settings.rollout;
+        (rollout.micro_batch as u64).min(self.eval_prompts.max(rollout.prompts_per_iteration as u64))
+    }
 }
 
 /// All phases, in order.
 pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<PhaseMemory> {
     let resident = resident(settings, model, load);
     let with = |phase, more: Vec<(&'static str, u64)>| PhaseMemory::new(phase, [resident.clone(), more].concat());
-    let rows = Rows::new(settings, load.tokens);
+    let samples = settings.rollout.micro_batch as u64;
+    let rows = Rows::new(settings, load.tokens, [samples; 2], load.prompts_at_once(settings));
+    let [samples, distinct] = load.replayed;
+    let groups = samples.saturating_sub(1).div_ceil(settings.rollout.group_size as u64) + 1;
+    let replayed = Rows::new(settings, load.tokens, [samples, distinct], groups.min(distinct));
     vec![
         PhaseMemory::new("text", text(model, &load.text)),
         with(
@@ -94,33 +112,58 @@ pub(super) fn phases(settings: &Settings, model: &ModelSizes, load: &Load) -> Ve
             ],
         ),
         with("decode", vec![("activations", decode(settings, model, load)), retained(model, load, &rows)]),
-        with("update", update(settings, model, load, &rows)),
+        with("update", update(settings, model, load, &replayed)),
     ]
 }
 
-/// What an iteration keeps outside of the device: of every trained transition x and x', and v where the loss measures its change; clips that
-/// are not scored yet; the prompts. On a CPU this comes on top of every phase.
-pub(super) fn host(settings: &Settings, model: &ModelSizes, load: &Load) -> PhaseMemory {
+/// What is kept outside of the device. On a CPU this comes on top of the phases.
+///
+/// ```text
+/// an iteration      of every trained transition x and x', and v where the loss measures its change; of every micro-batch the prompts and what its videos
+///                   start with; clips that are not scored yet
+/// an evaluation     the clips that become videos at its end, and those that are being scored
+/// both              the prompts
+/// ```
+pub(super) fn host(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<PhaseMemory> {
     let [frames, height, width] = load.latents;
     let latents = model.vae.z_dim as u64 * (frames - u64::from(load.first_frame)) * height * width;
     let tensors = 2 + u64::from(settings.loss().is_ok_and(|loss| loss.needs_change()));
     let (sampling, rollout) = (&settings.sampling, &settings.rollout);
     let shown = reward::leading_frames(&settings.reward, sampling.num_frames, sampling.fps);
-    let clips = rollout.prompts_per_iteration * rollout.group_size * shown * sampling.height * sampling.width * 3;
-    let parts = vec![
-        ("recorded transitions", F32 * load.recorded * tensors * latents),
-        ("clips that wait for rewards", (QUEUE_BYTES as u64).min(F32 * clips as u64)),
-        ("pictures of recorded transitions", F32 * load.recorded * first_frame(model, load)),
-        ("prompt embeddings", F32 * load.text.tokens * model.transformer.text_dim as u64),
-    ];
-    PhaseMemory::new("host", parts)
+    let clip = |frames: usize| F32 * (frames * sampling.height * sampling.width * 3) as u64;
+    let samples = (rollout.prompts_per_iteration * rollout.group_size) as u64;
+    let videos = (settings.eval.videos as u64).min(load.eval_prompts);
+    let scored = rollout.micro_batch.min(decoded_at_once(settings)) as u64;
+    let embeddings = |tokens: u64| F32 * tokens * model.transformer.text_dim as u64;
+    let seen = model.image_encoder.as_ref().map_or(0, |encoder| F32 * (encoder.num_tokens() * encoder.hidden_size) as u64);
+    let prompts = ("prompt embeddings", embeddings(load.text.tokens));
+    vec![
+        PhaseMemory::new(
+            "an iteration",
+            vec![
+                ("recorded transitions", F32 * load.recorded * tensors * latents),
+                ("prompts of recorded transitions", load.recorded_prompts * (embeddings(load.text.longest) + seen)),
+                ("pictures of recorded transitions", F32 * load.recorded_prompts * first_frame(model, load)),
+                ("clips that wait for rewards", (QUEUE_BYTES as u64).min(samples * clip(shown))),
+                prompts,
+            ],
+        ),
+        PhaseMemory::new(
+            "an evaluation",
+            vec![
+                ("clips that become videos", videos * clip(sampling.num_frames)),
+                ("clips that are scored", scored * clip(sampling.num_frames)),
+                prompts,
+            ],
+        ),
+    ]
 }
 
 /// What stays from the first rollout to the last update.
 fn resident(settings: &Settings, model: &ModelSizes, load: &Load) -> Vec<(&'static str, u64)> {
     let state = if load.trained.full { STATE - 1 } else { STATE };
-    // those of a micro-batch, and the negative one
-    let prompts = settings.rollout.micro_batch.min(settings.rollout.prompts_per_iteration) as u64 + 1;
+    // and the negative one
+    let prompts = load.prompts_at_once(settings) + 1;
     vec![
         ("transformer", transformer(settings, &model.transformer)),
         ("second transformer", (model.networks() - 1) * transformer(settings, &model.transformer)),
@@ -161,8 +204,10 @@ fn text(model: &ModelSizes, text: &TextLength) -> Vec<(&'static str, u64)> {
 
 /// How many rows go through the transformer at once, and how many graphs are alive.
 struct Rows {
-    /// Samples of one pass, both branches where they go together.
+    /// Rows of one pass: samples whose velocities differ, both branches where they go together.
     batch: u64,
+    /// Prompts of the samples.
+    prompts: u64,
     /// Passes whose activations are kept until backward.
     passes: u64,
     /// Rows of a sample: 2 with guidance.
@@ -172,21 +217,23 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(settings: &Settings, tokens: u64) -> Self {
-        let (samples, width) = (settings.rollout.micro_batch as u64, narrow(settings));
+    /// Of `samples` samples, among whose velocities `distinct` differ.
+    fn new(settings: &Settings, tokens: u64, [samples, distinct]: [u64; 2], prompts: u64) -> Self {
+        let width = narrow(settings);
         if settings.sampling.widest_guidance() == 1.0 {
-            return Self { batch: samples, passes: 1, branches: 1, width };
+            return Self { batch: distinct, prompts, passes: 1, branches: 1, width };
         }
         // as `replay` decides
         match GuidanceBatching::for_tokens((tokens * samples) as usize) {
-            GuidanceBatching::Together => Self { batch: 2 * samples, passes: 1, branches: 2, width },
-            GuidanceBatching::InTurn => Self { batch: samples, passes: 2, branches: 2, width },
+            GuidanceBatching::Together => Self { batch: 2 * distinct, prompts, passes: 1, branches: 2, width },
+            GuidanceBatching::InTurn => Self { batch: distinct, prompts, passes: 2, branches: 2, width },
         }
     }
 
-    /// Keys and values of all blocks of every network: of the distinct prompts and the negative one, and once more for every row of a pass.
+    /// Keys and values of all blocks of every network: of the prompts and the negative one, and once more for every row of a pass.
     fn text(&self, model: &ModelSizes, load: &Load) -> u64 {
-        (2 + self.batch * self.passes) * model.networks() * self.text_of_row(model, load)
+        let texts = self.prompts + (self.branches - 1);
+        (texts + self.batch * self.passes) * model.networks() * self.text_of_row(model, load)
     }
 
     /// Of one row, in the blocks of one network.
@@ -310,8 +357,9 @@ fn update(settings: &Settings, model: &ModelSizes, load: &Load, rows: &Rows) -> 
 /// Elements beyond which a clip is decoded in chunks of time (`AutoencoderKlWan::max_elements_per_pass`).
 const MAX_ELEMENTS: u64 = 1 << 26;
 
-/// The widest layer (its input with two frames of context, its output, its block's input, what goes around its level), the frames that every convolution in time
-/// remembers between chunks, and the video; of the largest tile, where frames are divided, and its neighbours' videos.
+/// The widest layer (its input with two frames of context; its output, twice, for devices join it of bands, and the scratch of a thread on a CPU is as
+/// large; its block's input, what goes around its level), the frames that every convolution in time remembers between chunks, and the video; of the largest
+/// tile, where frames are divided, and its neighbours' videos.
 fn decode(settings: &Settings, model: &ModelSizes, load: &Load) -> u64 {
     let batch = settings.rollout.micro_batch.min(decoded_at_once(settings)) as u64;
     let tiles = tiles(&model.vae, settings.sampling.tiling(), load.latents);
@@ -336,8 +384,9 @@ fn decode_pass(config: &VaeConfig, frames_of_clip: u64, [f, h, w]: [u64; 3], bat
         let (frames, context) = (frames(layer), if chunked && layer.taps[0] > 1 { layer.taps[0] - 1 } else { 0 });
         let input = (frames + context) * layer.places / layer.enlarge * layer.inputs;
         let scores = if layer.attends { layer.places * layer.places } else { 0 };
-        let kept = if layer.residual { frames * layer.places * layer.outputs } else { 0 };
-        input + frames * (layer.places * layer.outputs + layer.around) + kept + scores
+        let output = frames * layer.places * layer.outputs;
+        let kept = if layer.residual { output } else { 0 };
+        input + 2 * output + frames * layer.around + kept + scores
     };
     let widest = layers.iter().map(width).max().unwrap_or(0);
     let context = |layer: &DecoderLayer| if layer.taps[0] > 1 { (layer.taps[0] - 1) * layer.places * layer.inputs } else { 0 };

@@ -18,6 +18,9 @@ use crate::error::Result;
 use crate::settings::{MixedPrecision, PolicySettings, Settings};
 use crate::sharing;
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// What the run has to its disposal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -51,8 +54,8 @@ pub struct Plan {
     pub mixed_precision: MixedPrecision,
     /// Peak memory of each phase.
     pub memory: Vec<PhaseMemory>,
-    /// What is kept outside of the device; on a CPU in addition to each phase.
-    pub host: PhaseMemory,
+    /// What is kept outside of the device, in an iteration and in an evaluation; on a CPU in addition to each phase.
+    pub host: Vec<PhaseMemory>,
     /// The machine it is planned for.
     pub machine: Machine,
     /// Whether the largest phase fits, if the memory is known.
@@ -91,8 +94,8 @@ pub struct Work {
     pub branches: u64,
     /// Rollouts of an iteration.
     pub samples: u64,
-    /// Velocities of an iteration's rollouts, mean of the first iterations; less than samples x steps where something is shared or a suffix
-    /// is compressed.
+    /// Velocities of an iteration's rollouts, mean over the run; less than samples x steps where something is shared or a suffix is
+    /// compressed.
     pub velocities: f64,
     /// Velocities that are computed once more and backpropagated in an iteration, likewise.
     pub replayed: f64,
@@ -156,15 +159,22 @@ impl Plan {
     /// Plans a run.
     ///
     /// # Errors
-    /// Values of the recipe that make no groups or no schedule, or that the model has no use for; a video that it cannot make.
+    /// Values of the recipe that make no groups or no schedule, or that the model has no use for; a video that it cannot make; an entry of
+    /// `policy.target_modules` that matches no layer.
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
+        let plan = Self::without_advice(settings, model, text, machine)?;
+        Ok(Self { advice: advice(&plan, settings, model, text)?, ..plan })
+    }
+
+    fn without_advice(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
         settings.check_networks(model.boundary)?;
         settings.check_size(&model.transformer, &model.vae)?;
-        let trained = Trained::of(&settings.policy, model);
+        let trained = Trained::of(settings, &model.transformer, model.networks())?;
         let batches = typical_batches(settings)?;
         let retain = settings.rollout.retain_step;
         let most = |count: &dyn Fn(&Batch) -> usize| batches.iter().map(count).max().unwrap_or(0) as u64;
-        let work = work(settings, model, text, &batches);
+        let eval_prompts = eval_prompts(settings);
+        let work = work(settings, model, text, &batches, eval_prompts);
         let [_, f, h, w] = work.latents;
         let load = memory::Load {
             tokens: work.tokens,
@@ -173,13 +183,16 @@ impl Plan {
             text,
             trained,
             recorded: most(&|batch| batch.plans.iter().map(|plan| plan.trained.len()).sum()),
+            recorded_prompts: most(&recorded_prompts),
+            replayed: widest_replay(&batches),
             retained: most(&|batch| batch.work(retain).retained),
             first_frame: model.gives_first_frame(settings),
+            eval_prompts,
         };
         let memory = memory::phases(settings, model, &load);
         let flops = Flops::new(settings, model, &work, trained.full);
         let peak = peak(&memory);
-        let mut plan = Self {
+        Ok(Self {
             parameters: Parameters {
                 transformer: model.transformer.num_parameters() as u64,
                 second_transformer: (model.networks() - 1) * model.transformer.num_parameters() as u64,
@@ -196,14 +209,17 @@ impl Plan {
             memory,
             host: memory::host(settings, model, &load),
             machine,
-        };
-        plan.advice = advice(&plan, settings, model, text)?;
-        Ok(plan)
+        })
     }
 
     /// Bytes of the phase that needs most.
     pub fn peak(&self) -> u64 {
         peak(&self.memory)
+    }
+
+    /// Operations of an iteration.
+    pub fn iteration_flops(&self) -> f64 {
+        self.flops.rollout_phase + self.flops.decode_phase + self.flops.update_phase
     }
 }
 
@@ -211,16 +227,47 @@ fn peak(memory: &[PhaseMemory]) -> u64 {
     memory.iter().map(|phase| phase.total).max().unwrap_or(0)
 }
 
-/// The first iterations, whose plans are counted.
+/// Iterations whose plans are counted.
 fn typical_batches(settings: &Settings) -> Result<Vec<Batch>> {
     let prompts = settings.rollout.prompts_per_iteration;
-    (0..TYPICAL_ITERATIONS).map(|iteration| Batch::plan(settings, prompts, iteration)).collect()
+    spread(settings.train.iterations as u64, TYPICAL_ITERATIONS).map(|iteration| Batch::plan(settings, prompts, iteration)).collect()
 }
 
-/// How many they are.
+/// How many they are at most.
 const TYPICAL_ITERATIONS: u64 = 16;
 
-fn work(settings: &Settings, model: &ModelSizes, text: TextLength, batches: &[Batch]) -> Work {
+/// Iterations that stand for `count` of them: all, or `most` that lie evenly, for what a sliding window costs depends on where it is.
+pub(crate) fn spread(count: u64, most: u64) -> impl Iterator<Item = u64> {
+    let taken = count.min(most);
+    (0..taken).map(move |i| (u128::from(2 * i + 1) * u128::from(count) / u128::from(2 * taken)) as u64)
+}
+
+/// Samples that are replayed at once, and how many of their velocities differ: where the latter are most.
+fn widest_replay(batches: &[Batch]) -> [u64; 2] {
+    let replays = batches.iter().flat_map(Batch::trained).flat_map(|(_, steps)| steps);
+    let sizes = replays.map(|(samples, distinct)| [samples.len() as u64, distinct as u64]);
+    sizes.max_by_key(|&[samples, distinct]| (distinct, Reverse(samples))).unwrap_or([1, 1])
+}
+
+/// Prompts that are kept with the transitions: of each micro-batch once for all steps that train the same samples.
+fn recorded_prompts(batch: &Batch) -> usize {
+    let of_micro_batch = |(chunk, steps): (&Range<usize>, Vec<(Vec<usize>, usize)>)| {
+        let trained: BTreeSet<Vec<usize>> = steps.into_iter().map(|(samples, _)| samples).collect();
+        let prompts = |samples: Vec<usize>| {
+            samples.into_iter().map(|sample| batch.layout.prompt(chunk.start + sample)).collect::<BTreeSet<_>>().len()
+        };
+        trained.into_iter().map(prompts).sum::<usize>()
+    };
+    batch.trained().map(of_micro_batch).sum()
+}
+
+/// Prompts of an evaluation: no more than there are, where that is known.
+fn eval_prompts(settings: &Settings) -> u64 {
+    let known = crate::prompts::load(&settings.prompts.eval, "prompts.eval").map_or(usize::MAX, |prompts| prompts.len());
+    settings.eval.num_prompts.min(known) as u64
+}
+
+fn work(settings: &Settings, model: &ModelSizes, text: TextLength, batches: &[Batch], eval_prompts: u64) -> Work {
     let (sampling, vae) = (&settings.sampling, &model.vae);
     let latents =
         [vae.z_dim, vae.latent_frames(sampling.num_frames), sampling.height / vae.spatial_factor(), sampling.width / vae.spatial_factor()];
@@ -241,7 +288,7 @@ fn work(settings: &Settings, model: &ModelSizes, text: TextLength, batches: &[Ba
         retained: mean(work.retained),
         iterations: iterations as u64,
         updates: (iterations * settings.train.updates_per_iteration) as u64,
-        eval_videos: (eval.num_prompts * eval.samples_per_prompt) as u64,
+        eval_videos: eval_prompts * eval.samples_per_prompt as u64,
         evaluations: 2 + during as u64,
     }
 }
@@ -288,27 +335,18 @@ impl Seconds {
 
 /// What to change: each suggestion is planned itself.
 fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Vec<String>> {
-    let Some(memory) = plan.machine.memory else { return Ok(Vec::new()) };
-    let peak_with = |change: &dyn Fn(&mut Settings)| -> Result<u64> {
+    let with = |change: &dyn Fn(&mut Settings)| -> Result<Plan> {
         let mut changed = settings.clone();
         change(&mut changed);
-        // without a memory there is no advice about the advice
-        Ok(Plan::new(&changed, model, text, Machine { memory: None, ..plan.machine })?.peak())
+        Plan::without_advice(&changed, model, text, plan.machine)
     };
-    let verdict = |peak: u64| if peak <= memory { "which fits" } else { "which does not fit yet" };
-    if plan.fits == Some(true) {
-        let plain = peak_with(&|s| s.train.activation_checkpointing = false)?;
-        if settings.train.activation_checkpointing && plain <= memory {
-            let saved = plan.flops.forward.total() / plan.flops.update;
-            let peak = gib(plain);
-            return Ok(vec![format!(
-                "`train.activation_checkpointing = false` fits too ({peak}) and makes the update {:.0} % cheaper",
-                100.0 * saved
-            )]);
-        }
-        return Ok(Vec::new());
+    let peak_with = |change: &dyn Fn(&mut Settings)| with(change).map(|plan| plan.peak());
+    if plan.fits != Some(false) {
+        return savings(plan, settings, &with);
     }
     let mut advice = Advice::default();
+    let memory = plan.machine.memory.unwrap_or(u64::MAX);
+    let verdict = |peak: u64| if peak <= memory { "which fits" } else { "which does not fit yet" };
     let kept = |s: &mut Settings| s.rollout.retain_step = false;
     let checkpointing = |s: &mut Settings| {
         kept(s);
@@ -355,6 +393,47 @@ fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength
         advice.push(format!("`sampling.num_frames = {frames}`, the most that fits at this height and width"));
     }
     Ok(advice.0)
+}
+
+/// The plan with some settings changed.
+type With<'a> = &'a dyn Fn(&dyn Fn(&mut Settings)) -> Result<Plan>;
+
+/// What makes a run cheaper that fits, or may fit.
+fn savings(plan: &Plan, settings: &Settings, with: With<'_>) -> Result<Vec<String>> {
+    let mut advice = Advice::default();
+    let shared = sharing_micro_batch(plan, settings, with)?;
+    if let Some((size, shared)) = &shared {
+        let saved = 100.0 * (1.0 - shared.iteration_flops() / plan.iteration_flops());
+        let peak = gib(shared.peak());
+        advice.push(format!(
+            "`rollout.micro_batch = {size}` shares the steps before the stochastic one in a group: {saved:.0} % fewer operations an iteration, peak {peak}"
+        ));
+    }
+    let micro_batch = shared.map_or(settings.rollout.micro_batch, |(size, _)| size);
+    let plain = with(&|s| {
+        s.rollout.micro_batch = micro_batch;
+        s.train.activation_checkpointing = false;
+    })?;
+    if settings.train.activation_checkpointing && plain.fits == Some(true) {
+        let saved = 100.0 * plan.flops.forward.total() / plan.flops.update;
+        let peak = gib(plain.peak());
+        advice.push(format!("`train.activation_checkpointing = false` fits too ({peak}) and makes the update {saved:.0} % cheaper"));
+    }
+    Ok(advice.0)
+}
+
+/// The largest micro-batch in which rollouts of a prompt meet, at most its group, that does not outgrow the device, with its plan; none if it
+/// saves nothing.
+fn sharing_micro_batch(plan: &Plan, settings: &Settings, with: With<'_>) -> Result<Option<(usize, Plan)>> {
+    let group = settings.rollout.group_size;
+    let larger = (settings.rollout.micro_batch + 1..=group).rev().filter(|size| settings.shares_prefix() && group.is_multiple_of(*size));
+    for size in larger {
+        let shared = with(&|s| s.rollout.micro_batch = size)?;
+        if shared.fits != Some(false) {
+            return Ok((shared.iteration_flops() < plan.iteration_flops()).then_some((size, shared)));
+        }
+    }
+    Ok(None)
 }
 
 /// Suggestions, each of which takes the ones before it for granted.

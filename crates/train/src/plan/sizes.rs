@@ -1,6 +1,7 @@
 //! The sizes a plan is made from: configs of a model folder, or of a released model that is not there.
 
-use crate::settings::{PolicySettings, Settings};
+use crate::policy::adapted_layers;
+use crate::settings::{PolicySettings, Settings, SettingsError};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use wan::clip::ClipVisionConfig;
@@ -44,6 +45,11 @@ impl Networks {
         let released = TransformerConfig::released(&name);
         let (boundary, vae) = (Boundary::released(&name), VaeConfig::released(&name));
         Ok(released.map(|transformer| Self { dir, is_there: false, transformer, boundary, vae }))
+    }
+
+    /// One, or two of the same size.
+    pub fn count(&self) -> u64 {
+        networks(self.boundary)
     }
 }
 
@@ -107,13 +113,19 @@ impl ModelSizes {
 
     /// Velocity networks: one, or two of the same size.
     pub fn networks(&self) -> u64 {
-        1 + u64::from(self.boundary.is_some())
+        networks(self.boundary)
     }
+}
+
+fn networks(boundary: Option<Boundary>) -> u64 {
+    1 + u64::from(boundary.is_some())
 }
 
 /// What the optimizer updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Trained {
+    /// Linear layers that have an adapter.
+    pub layers: u64,
     /// Parameters.
     pub parameters: u64,
     /// Whether all weights of the transformer are trained.
@@ -123,16 +135,19 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Of a policy on a model, in all of its networks.
-    pub fn of(policy: &PolicySettings, model: &ModelSizes) -> Self {
-        let (transformer, networks) = (&model.transformer, model.networks());
-        let PolicySettings::Lora { rank, target_modules, .. } = policy else {
-            return Self { parameters: networks * transformer.num_parameters() as u64, full: true, feed_forward: true };
+    /// Of a recipe's policy, in `networks` networks of the same sizes.
+    ///
+    /// # Errors
+    /// An entry of `policy.target_modules` that matches no layer.
+    pub fn of(settings: &Settings, transformer: &TransformerConfig, networks: u64) -> Result<Self, SettingsError> {
+        let PolicySettings::Lora { rank, .. } = settings.policy else {
+            let parameters = networks * transformer.num_parameters() as u64;
+            return Ok(Self { layers: 0, parameters, full: true, feed_forward: true });
         };
-        let hit = |name: &str| target_modules.iter().any(|target| name == target || name.ends_with(&format!(".{target}")));
-        let hits: Vec<_> = transformer.linear_layers().into_iter().filter(|(name, ..)| hit(name)).collect();
-        let parameters: u64 = hits.iter().map(|(_, inputs, outputs)| (rank * (inputs + outputs)) as u64).sum();
-        Self { parameters: networks * parameters, full: false, feed_forward: hits.iter().any(|(name, ..)| name.contains(".ffn.")) }
+        let layers = adapted_layers(settings, transformer)?;
+        let parameters: u64 = layers.iter().map(|(_, inputs, outputs)| (rank * (inputs + outputs)) as u64).sum();
+        let feed_forward = layers.iter().any(|(name, ..)| name.contains(".ffn."));
+        Ok(Self { layers: networks * layers.len() as u64, parameters: networks * parameters, full: false, feed_forward })
     }
 }
 

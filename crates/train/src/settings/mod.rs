@@ -25,6 +25,7 @@ pub use inspect::StepRow;
 pub use prompts::{Prompt, PromptSource, read_prompt_file};
 
 pub use sections::*;
+pub(crate) use wording::hint_for_choice;
 
 /// The recipe used when none is named.
 pub const DEFAULT_RECIPE: &str = include_str!("../../../../recipes/moving_shapes_cpu.toml");

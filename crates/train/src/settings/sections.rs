@@ -127,8 +127,9 @@ pub struct RolloutSettings {
     #[serde(default = "default::micro_batch")]
     pub micro_batch: usize,
     /// Compute what the rollouts of a prompt have in common once, if they start from the same noise: everything up to their stochastic
-    /// step, in sampling and in the update; else there is nothing to share. Rollouts are the same, bit for bit, where a sample's velocity
-    /// does not depend on the rest of the batch (CPU, f32); gradients up to the order of their sums.
+    /// step, in sampling and in the update; else there is nothing to share. Only those of a micro-batch share: with `micro_batch` 1, none.
+    /// Rollouts are the same, bit for bit, where a sample's velocity does not depend on the rest of the batch (CPU); gradients up to the order
+    /// of their sums.
     #[serde(default = "default::shared_prefix")]
     pub shared_prefix: bool,
     /// After its last stochastic step a rollout takes this many steps of UniPC instead of all that are left; leave it out for all.

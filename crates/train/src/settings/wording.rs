@@ -85,7 +85,8 @@ fn hint_for_key(section: &str, unknown: &str, known: &[&str]) -> String {
     }
 }
 
-fn hint_for_choice(unknown: &str, known: &[&str]) -> String {
+/// The nearest of the `known` choices, if one is near, and all of them.
+pub(crate) fn hint_for_choice(unknown: &str, known: &[&str]) -> String {
     let choices = format!("the choices are {}", listed(known));
     match nearest(unknown, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`? {choices}"),
