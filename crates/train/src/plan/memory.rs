@@ -5,7 +5,7 @@
 //! The counts of activations are of tensors that are alive at once, read off `wan::transformer` and `wan::ops`. docs/scaling.md compares them
 //! with measurements.
 //!
-//! Attention is counted as GPUs compute it, a chunk of queries at a time; on the CPU its scratch is less.
+//! Attention is counted as GPUs compute it, a chunk of scores at a time; on the CPU its scratch is less.
 //!
 //! Legend: `B` samples of a micro-batch, `L` tokens of a sample, `T` text tokens, `D` features, `E` hidden features of the feed-forward, `N`
 //! blocks, `C` channels.
