@@ -140,7 +140,7 @@ impl FlowGrpoReward {
         let frames: Vec<Vec<usize>> = chunk.iter().map(indices).collect();
         let request = pickle::write(&self.request(chunk, &frames)?);
         let key = chunk.first().map_or("", |sample| sample.prompt);
-        let answer = pickle::read(&self.client.post("", "application/octet-stream", &request, key)?)?;
+        let answer = pickle::read(&self.client.post("", "application/octet-stream", request, key)?)?;
         let scores = answer.get(&self.settings.scores_key).and_then(Pickled::numbers);
         let scores =
             scores.ok_or_else(|| format!("the answer has no list of numbers as `{}`{}", self.settings.scores_key, keys(&answer)))?;
