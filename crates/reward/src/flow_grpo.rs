@@ -208,6 +208,10 @@ impl Reward for FlowGrpoReward {
         (!self.settings.version.is_empty()).then(|| format!("flow-grpo {settings}"))
     }
 
+    fn cache_key(&self) -> Option<String> {
+        self.identity().map(|identity| format!("{identity} at {}", self.settings.url))
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         self.score_batched(batch, Batching { batch_size: self.settings.batch_size, concurrency: self.settings.concurrency })
     }

@@ -180,6 +180,10 @@ impl Reward for ChatReward {
         serde_json::to_string(&settings).ok().map(|settings| format!("chat {settings}"))
     }
 
+    fn cache_key(&self) -> Option<String> {
+        self.identity().map(|identity| format!("{identity} at {}", self.settings.url))
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         self.score_batched(batch, Batching { batch_size: 1, concurrency: self.settings.concurrency })
     }
