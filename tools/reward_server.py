@@ -36,6 +36,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 PROTOCOL = 1
 # How long the body of a refused request is read for, so that the client is done writing and reads the answer.
 DRAIN_SECONDS = 30
+# What a function's failure looks like. SystemExit would end the thread of the request without a word.
+RAISED = (Exception, SystemExit)
 
 
 class Frame:
@@ -198,7 +200,7 @@ def number(value):
 
 def to_score(sample_id, result):
     """The protocol's score of what a function returned."""
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         return {"id": sample_id, "error": f"{type(result).__name__}: {result}"}
     try:
         if isinstance(result, dict):
@@ -245,7 +247,7 @@ class Scorer:
                 values = list(self.function([samples[i] for i in good]))
                 if len(values) != len(good):
                     raise ValueError(f"{len(values)} results for {len(good)} samples")
-            except Exception as error:
+            except RAISED as error:
                 values = [error] * len(good)
         else:
             values = [self.call_one(samples[i]) for i in good]
@@ -256,7 +258,7 @@ class Scorer:
     def call_one(self, sample):
         try:
             return self.function(sample)
-        except Exception as error:
+        except RAISED as error:
             return error
 
 

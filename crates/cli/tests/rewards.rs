@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
@@ -150,6 +151,36 @@ fn rewards_from_elsewhere_train() {
     let quick = http.replace("name = \"bright\"", "name = \"bright\"\nconnection = { budget_s = 1.0, connect_timeout_s = 0.5 }");
     let message = refused(folder.path(), "gone", &quick);
     assert!(message.contains("reward `bright`") && message.contains("hint: "), "{message}");
+}
+
+/// A stop does not wait for a server that takes its time: what was trained is in a checkpoint long before a scheduler loses patience.
+#[cfg(unix)]
+#[test]
+fn a_stop_is_heard_while_a_server_hangs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    // from the second iteration on
+    let mine = "import os, time\n\ndef score(sample):\n    if os.path.exists('run/metrics.jsonl') and os.path.getsize('run/metrics.jsonl'):\n        open('hangs', 'w').close()\n        time.sleep(600)\n    return sum(sample.frames[0].rgb) / len(sample.frames[0].rgb)\n";
+    std::fs::write(folder.path().join("mine.py"), mine).expect("write");
+    let tool = root().join("tools/reward_server.py").display().to_string();
+    let server = Server::start(&[&tool, "--function", "mine:score", "--port", "0"], folder.path());
+    let (recipe, run) = (folder.path().join("recipe.toml"), folder.path().join("run"));
+    let reward = format!(
+        "[[reward]]\ntype = \"http\"\nurl = {:?}\nencoding = \"raw\"\nconnection = {{ request_timeout_s = 300, budget_s = 600 }}\n",
+        server.url
+    );
+    std::fs::write(&recipe, format!("{SMALL}{reward}")).expect("write");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+    command.current_dir(root()).arg("train").arg(&recipe).arg("--output-dir").arg(&run).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("runs");
+    while !folder.path().join("hangs").exists() {
+        assert!(child.try_wait().expect("child").is_none(), "it ended before the server hung");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let asked = Instant::now();
+    assert!(std::process::Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().expect("kill").success());
+    assert_eq!(child.wait().expect("ends").code(), Some(143));
+    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    assert!(run.join("checkpoints/iteration-000001/manifest.json").is_file());
 }
 
 /// Several rewards, each on its own scale, and what each had to say; `steps` says what every denoising step contributed.

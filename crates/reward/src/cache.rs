@@ -13,11 +13,11 @@ const LAYOUT: &str = "flash-grpo reward cache 1";
 /// A reward whose values are kept in a folder, one small file each:
 ///
 /// ```text
-/// FOLDER/ab/cdef...json,  abcdef... = sha256(layout, identity of the reward, prompt, fps, metadata, F, H, W, frames)
+/// FOLDER/ab/cdef...json,  abcdef... = sha256(layout, cache key of the reward, prompt, fps, metadata, F, H, W, frames)
 /// ```
 ///
 /// Any number of processes may share the folder: a file appears whole or not at all, and equal keys have equal contents. Errors are not kept.
-/// A file that cannot be read or written only costs time. A reward whose [`Reward::identity`] is unknown is not cached.
+/// A file that cannot be read or written only costs time. A reward whose [`Reward::cache_key`] is unknown is not cached.
 pub struct Cached<R> {
     inner: R,
     folder: PathBuf,
@@ -29,8 +29,8 @@ impl<R: Reward> Cached<R> {
         Self { inner, folder: folder.to_owned() }
     }
 
-    fn path(&self, identity: &str, sample: &Sample<'_>) -> PathBuf {
-        let key = key(identity, sample);
+    fn path(&self, of_reward: &str, sample: &Sample<'_>) -> PathBuf {
+        let key = key(of_reward, sample);
         self.folder.join(&key[..2]).join(format!("{}.json", &key[2..]))
     }
 }
@@ -52,9 +52,13 @@ impl<R: Reward> Reward for Cached<R> {
         self.inner.identity()
     }
 
+    fn cache_key(&self) -> Option<String> {
+        self.inner.cache_key()
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
-        let Some(identity) = self.identity() else { return self.inner.score(batch) };
-        let paths: Vec<PathBuf> = batch.iter().map(|sample| self.path(&identity, sample)).collect();
+        let Some(of_reward) = self.cache_key() else { return self.inner.score(batch) };
+        let paths: Vec<PathBuf> = batch.iter().map(|sample| self.path(&of_reward, sample)).collect();
         let mut scores: Vec<Option<Scored>> = paths.iter().map(|path| read(path).map(Ok)).collect();
         let absent: Vec<usize> = (0..batch.len()).filter(|&i| scores[i].is_none()).collect();
         let samples: Vec<Sample<'_>> = absent.iter().map(|&i| batch[i]).collect();
@@ -73,11 +77,11 @@ impl<R: Reward> Reward for Cached<R> {
     }
 }
 
-fn key(identity: &str, sample: &Sample<'_>) -> String {
+fn key(of_reward: &str, sample: &Sample<'_>) -> String {
     let metadata = sample.metadata.map(ToString::to_string).unwrap_or_default();
     let mut hash = Sha256::new();
     // With its length before each, no two different lists of texts are the same bytes.
-    for text in [LAYOUT, identity, sample.prompt, &metadata] {
+    for text in [LAYOUT, of_reward, sample.prompt, &metadata] {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }

@@ -140,7 +140,7 @@ impl FlowGrpoReward {
         let frames: Vec<Vec<usize>> = chunk.iter().map(indices).collect();
         let request = pickle::write(&self.request(chunk, &frames)?);
         let key = chunk.first().map_or("", |sample| sample.prompt);
-        let answer = pickle::read(&self.client.post("", "application/octet-stream", &request, key)?)?;
+        let answer = pickle::read(&self.client.post("", "application/octet-stream", request, key)?)?;
         let scores = answer.get(&self.settings.scores_key).and_then(Pickled::numbers);
         let scores =
             scores.ok_or_else(|| format!("the answer has no list of numbers as `{}`{}", self.settings.scores_key, keys(&answer)))?;
@@ -206,6 +206,10 @@ impl Reward for FlowGrpoReward {
         };
         let settings = serde_json::to_string(&settings).ok()?;
         (!self.settings.version.is_empty()).then(|| format!("flow-grpo {settings}"))
+    }
+
+    fn cache_key(&self) -> Option<String> {
+        self.identity().map(|identity| format!("{identity} at {}", self.settings.url))
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {

@@ -65,6 +65,10 @@ impl<R: Reward> Reward for Guarded<R> {
         self.inner.identity()
     }
 
+    fn cache_key(&self) -> Option<String> {
+        self.inner.cache_key()
+    }
+
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
         self.all_checked(batch, self.inner.score(batch))
     }

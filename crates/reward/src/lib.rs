@@ -128,6 +128,12 @@ pub trait Reward: Send + Sync {
         None
     }
 
+    /// What kept values belong to: the [`identity`](Self::identity), and the address of a server that cannot say who it is. Behind two
+    /// addresses there may be two servers; a run that goes on with its server at another one has the same reward all the same.
+    fn cache_key(&self) -> Option<String> {
+        self.identity()
+    }
+
     /// One result per sample, in order.
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored>;
 
@@ -157,6 +163,10 @@ impl<R: Reward + ?Sized> Reward for Box<R> {
 
     fn identity(&self) -> Option<String> {
         (**self).identity()
+    }
+
+    fn cache_key(&self) -> Option<String> {
+        (**self).cache_key()
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {

@@ -36,7 +36,7 @@ pub struct RewardEntry {
     pub name: Option<String>,
     /// Values outside are errors.
     pub limits: Option<[f64; 2]>,
-    /// Whether its values are kept on disk, where the caller has a folder for them; what is computed in this process never is.
+    /// Whether its values are kept on disk, where the caller has a folder for them; what is measured here without a network never is.
     pub cache: bool,
 }
 

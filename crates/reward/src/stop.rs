@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How long a wait goes on without looking.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// A flag shared with a signal handler: calls are given up once it is not 0. An attempt that is under way ends with its own time-out.
+/// A flag shared with a signal handler: calls are given up once it is not 0.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicUsize>);
 
@@ -34,6 +35,23 @@ impl Stop {
             std::thread::sleep(left.min(SLICE));
         }
         self.check()
+    }
+
+    /// What `work` gives, on a thread of its own. Once somebody asked it is left to itself: nobody hears what becomes of it.
+    ///
+    /// # Errors
+    /// Once somebody asked; work that panics.
+    pub(crate) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+        self.check()?;
+        let (result, results) = sync_channel(1);
+        std::thread::spawn(move || result.send(work()));
+        loop {
+            match results.recv_timeout(SLICE) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) => self.check()?,
+                Err(RecvTimeoutError::Disconnected) => return Err("the attempt broke off".to_owned()),
+            }
+        }
     }
 
     /// What `poll` finds within `wait`; it is called again and again with how long it may take.

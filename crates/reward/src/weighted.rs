@@ -5,19 +5,17 @@ use crate::{Reward, RewardBreakdown, RewardError, Sample, Scored, SetupError, pa
 /// `sum_i weight_i reward_i`; a sample that one of them cannot score has no reward.
 pub struct Weighted {
     rewards: Vec<(f64, Box<dyn Reward>)>,
-    /// Names of the parts: the reward's, with a number from the second of that name on.
+    /// Names of the parts: the reward's, with a number where it is taken; no two are equal.
     names: Vec<String>,
 }
 
 impl Weighted {
     /// Rewards with their weights.
     pub fn new(rewards: Vec<(f64, Box<dyn Reward>)>) -> Self {
-        let name = |i: usize| {
-            let name = rewards[i].1.name();
-            let earlier = rewards[..i].iter().filter(|(_, reward)| reward.name() == name).count();
-            if earlier == 0 { name.to_owned() } else { format!("{name}-{}", earlier + 1) }
-        };
-        let names = (0..rewards.len()).map(name).collect();
+        let mut names: Vec<String> = Vec::with_capacity(rewards.len());
+        for (_, reward) in &rewards {
+            names.push(free_name(reward.name(), &names));
+        }
         Self { rewards, names }
     }
 
@@ -30,6 +28,18 @@ impl Weighted {
     pub fn rewards(&self) -> impl Iterator<Item = (&str, &dyn Reward)> {
         self.names.iter().map(String::as_str).zip(self.rewards.iter().map(|(_, reward)| &**reward))
     }
+}
+
+/// `name`, else the first of `name-2`, `name-3`, .. that is not taken.
+fn free_name(name: &str, taken: &[String]) -> String {
+    let mut free = name.to_owned();
+    for number in 2.. {
+        if !taken.contains(&free) {
+            break;
+        }
+        free = format!("{name}-{number}");
+    }
+    free
 }
 
 impl Reward for Weighted {
@@ -67,5 +77,18 @@ fn add(sum: &mut Scored, weight: f64, name: &str, score: Scored) {
         }
         (Ok(_), Err(error)) => *sum = Err(error),
         (Err(_), _) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_names_are_equal() {
+        let named = |names: &[&str]| names.iter().fold(Vec::new(), |taken, name| [&taken[..], &[free_name(name, &taken)]].concat());
+        assert_eq!(named(&["a", "b", "a", "a"]), ["a", "b", "a-2", "a-3"]);
+        assert_eq!(named(&["a", "a", "a-2"]), ["a", "a-2", "a-2-2"]);
+        assert_eq!(named(&["a", "a-2", "a"]), ["a", "a-2", "a-3"]);
     }
 }

@@ -180,3 +180,23 @@ fn a_request_to_stop_ends_the_retries() {
     assert!(scores.iter().all(|score| score.as_ref().is_err_and(|error| error.reason.contains("asked to stop"))), "{:?}", scores[0]);
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
+
+/// The run that was asked to stop has a checkpoint to write: it does not wait for the answers to come.
+#[test]
+fn a_request_to_stop_is_heard_while_a_server_takes_its_time() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", silent.local_addr().expect("its address"));
+    let patient = ConnectionSettings { connect_timeout_s: 60.0, request_timeout_s: 300.0, budget_s: 600.0, ..connection() };
+    let flag = Arc::new(AtomicUsize::new(0));
+    let reward = reward(&url, patient).with_stop(Stop::new(flag.clone()));
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        flag.store(2, Ordering::Relaxed);
+    });
+    let scores = score(&reward, &clips(100));
+    assert!(scores.iter().all(|score| score.as_ref().is_err_and(|error| error.reason.contains("asked to stop"))), "{:?}", scores[0]);
+    assert!(reward.prepare().is_err_and(|error| error.message.contains("asked to stop")));
+    let elapsed = start.elapsed();
+    assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&elapsed), "{elapsed:?}");
+}

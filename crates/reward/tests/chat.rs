@@ -79,14 +79,18 @@ fn a_model_that_the_server_lacks_is_said_before_a_run() {
     assert_eq!(error, "reward `chat`: `model` is `other`, expected one that the server has\nhint: it has judge-vl");
 }
 
-/// The same judge at another place says the same.
+/// A run goes on with its judge at another place; but judges at two places share no kept values, though both go by one name.
 #[test]
-fn identity_is_that_of_the_judge_not_of_its_address() {
-    let identity = |settings| ChatReward::new(settings).expect("settings").identity();
-    let known = identity(settings("http://127.0.0.1:1/v1", ChatScore::YesProbability));
-    assert!(known.is_some() && known == identity(settings("http://127.0.0.1:2/v1", ChatScore::YesProbability)));
+fn identity_is_that_of_the_judge_and_kept_values_belong_to_its_address() {
+    let of = |settings| {
+        let reward = ChatReward::new(settings).expect("settings");
+        (reward.identity().expect("known"), reward.cache_key().expect("known"))
+    };
+    let known = of(settings("http://127.0.0.1:1/v1", ChatScore::YesProbability));
+    let elsewhere = of(settings("http://127.0.0.1:2/v1", ChatScore::YesProbability));
+    assert!(known.0 == elsewhere.0 && known.1 != elsewhere.1);
     let other = ChatSettings { model: "another".into(), ..settings("http://127.0.0.1:1/v1", ChatScore::YesProbability) };
-    assert_ne!(known, identity(other));
+    assert_ne!(known.0, of(other).0);
 }
 
 #[test]

@@ -4,12 +4,13 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use reward::check::{Bad, CheckOptions, RewardCheck, check, spoil};
+use reward::check::{CheckOptions, RewardCheck, Spoil, check};
 use reward::http::{HttpReward, HttpSettings};
 use reward::{Batching, Reward, RewardError, Sample, Scored, ShapesReward};
 use shapes::{RenderOptions, all_captions, render};
@@ -26,9 +27,7 @@ fn good() -> Vec<(String, Frames)> {
 fn checked(reward: &dyn Reward) -> RewardCheck {
     let good = good();
     let samples: Vec<Sample<'_>> = good.iter().map(|(prompt, frames)| Sample::new(prompt, frames)).collect();
-    let spoiled = spoil(&samples);
-    let bad: Vec<Bad<'_>> = spoiled.iter().map(|spoiled| spoiled.bad()).collect();
-    check(reward, &samples, &bad, &CheckOptions::default())
+    check(reward, &samples, &CheckOptions::default())
 }
 
 #[test]
@@ -131,9 +130,46 @@ fn bad_videos_come_with_what_belongs_to_their_prompt() {
     let samples: Vec<Sample<'_>> =
         pairs.map(|((prompt, frames), metadata)| Sample { fps: 24.0, metadata: Some(metadata), ..Sample::new(prompt, frames) }).collect();
     let of_its_prompt = |sample: &Sample<'_>| sample.metadata.is_some_and(|metadata| metadata["of"] == sample.prompt);
-    for spoiled in spoil(&samples) {
-        assert!(spoiled.bad().samples.iter().all(|sample| sample.fps == 24.0 && of_its_prompt(sample)), "{}", spoiled.name);
+    for spoil in Spoil::ALL {
+        let clips = spoil.clips(&samples);
+        assert_eq!(clips.len(), samples.len());
+        assert!(clips.iter().all(|(asked, _)| asked.fps == 24.0 && of_its_prompt(asked)), "{}", spoil.name());
     }
+    let borrowed = Spoil::OtherPrompt.clips(&samples);
+    let same = |(i, (asked, frames)): (usize, &(Sample<'_>, Cow<'_, Frames>))| {
+        std::ptr::eq(&**frames, samples[i].frames) && asked.prompt != samples[i].prompt
+    };
+    assert!(borrowed.iter().enumerate().all(same), "frames are not copied where they stay as they are");
+}
+
+/// Breaks for good at the first request of several samples.
+struct Fragile(AtomicBool);
+
+impl Reward for Fragile {
+    fn name(&self) -> &str {
+        "fragile"
+    }
+
+    fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {
+        self.score_batched(batch, Batching { batch_size: 1, concurrency: 1 })
+    }
+
+    fn largest_batching(&self) -> Option<Batching> {
+        Some(Batching::LARGEST)
+    }
+
+    fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
+        let broken = self.0.fetch_or(batching.batch_size > 1, Ordering::Relaxed) || batching.batch_size > 1;
+        let one = |sample: &Sample<'_>| if broken { Err(RewardError::new("fragile", sample.prompt, "broken")) } else { Ok(1.0.into()) };
+        batch.iter().map(one).collect()
+    }
+}
+
+#[test]
+fn a_server_that_large_requests_break_is_measured_before() {
+    let found = checked(&Fragile(AtomicBool::new(false)));
+    assert_eq!((found.errors, found.recommended.map(|t| t.batch_size)), (0, Some(1)), "{found}");
+    assert!(found.latency_s.is_some() && found.ranking.len() == Spoil::ALL.len(), "{found}");
 }
 
 #[test]

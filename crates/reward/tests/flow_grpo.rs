@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Server, clips, mean_byte, python, quick, test_file};
 use reward::flow_grpo::{FlowGrpoReward, FlowGrpoSettings};
-use reward::{Aggregation, Encoding, FrameSelection, Reward, Sample, Scored};
+use reward::{Aggregation, BuildOptions, Encoding, FrameSelection, Reward, RewardEntry, RewardSpec, Sample, Scored};
 use serde_json::{Value, json};
 
 fn score(kind: &str, change: impl FnOnce(&mut FlowGrpoSettings)) -> Vec<Scored> {
@@ -122,16 +122,38 @@ fn settings_are_checked() {
     assert!(refused(|s| s.api_key_env = Some("NO_SUCH_VARIABLE_7".into())).contains("`api_key_env` is `NO_SUCH_VARIABLE_7`"));
 }
 
-/// The same server at another place gives the same scores; another version of it does not.
+/// A run goes on with its server at another place, but not with another version of it; and servers at two places share no kept values.
 #[test]
-fn identity_is_that_of_the_server_not_of_its_address() {
-    let identity = |url: &str, version: &str| {
+fn identity_is_that_of_the_server_and_kept_values_belong_to_its_address() {
+    let of = |url: &str, version: &str| {
         let settings = FlowGrpoSettings { version: version.into(), ..FlowGrpoSettings::new(url) };
-        FlowGrpoReward::new(settings).expect("settings").identity()
+        let reward = FlowGrpoReward::new(settings).expect("settings");
+        (reward.identity(), reward.cache_key())
     };
-    let known = identity("http://127.0.0.1:1", "1");
-    assert!(known.is_some() && known == identity("http://127.0.0.1:2", "1") && known != identity("http://127.0.0.1:1", "2"));
-    assert_eq!(identity("http://127.0.0.1:1", ""), None);
+    let (known, elsewhere, newer) = (of("http://127.0.0.1:1", "1"), of("http://127.0.0.1:2", "1"), of("http://127.0.0.1:1", "2"));
+    assert!(known.0.is_some() && known.0 == elsewhere.0 && known.0 != newer.0);
+    assert!(known.1.is_some() && known.1 != elsewhere.1 && known.1 != newer.1);
+    assert_eq!(of("http://127.0.0.1:1", ""), (None, None));
+}
+
+/// What one server said is never taken for what another says, though both are of the same version.
+#[test]
+fn servers_at_two_places_share_no_kept_values() {
+    let (folder, clips) = (tempfile::tempdir().expect("folder"), clips(1));
+    let value = |kind: &str| {
+        let server = Server::start(Command::new(python()).args([&test_file("stubs/pickle_server.py"), kind]));
+        let settings =
+            FlowGrpoSettings { version: "1".into(), encoding: Encoding::Png, connection: quick(), ..FlowGrpoSettings::new(&server.url) };
+        let options = BuildOptions { cache: Some(folder.path().to_owned()), ..BuildOptions::default() };
+        let reward = RewardEntry::new(RewardSpec::FlowGrpo(settings)).build(&options).expect("settings");
+        let score = || reward.score(&[Sample::new(&clips[0].0, &clips[0].1)]).remove(0);
+        let scored = score();
+        drop(server);
+        assert!(scored.is_err() || scored == score(), "kept");
+        scored
+    };
+    assert!(value("floats").is_ok());
+    assert!(value("nan").is_err(), "the second server has no number for it");
 }
 
 #[test]

@@ -27,6 +27,9 @@ def moody(sample):
 
 def batch(samples):
     return [len(samples)] * len(samples)
+
+def leaves(sample):
+    raise SystemExit("no model")
 "#;
 
 fn server(folder: &Path, function: &str, more: &[&str]) -> Server {
@@ -94,6 +97,20 @@ fn a_sample_that_fails_is_an_error_of_its_own() {
     assert_eq!(scores[0], Err(red.to_owned()));
     assert!(scores[1].as_ref().is_err_and(|error| error.contains("not a finite number")), "{scores:?}");
     assert_eq!(scores[2], Ok(0.5));
+}
+
+/// `sys.exit` in a package is its way to complain: the server stays, and says so.
+#[test]
+fn a_function_that_wants_to_leave_is_an_error_of_its_sample() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (prompt, frames) = clips(1).remove(0);
+    for more in [&[][..], &["--batch"]] {
+        let server = server(folder.path(), "leaves", more);
+        let reward = HttpReward::new(HttpSettings { connection: quick(), ..HttpSettings::new(&server.url) }).expect("settings");
+        let error = reward.score(&[Sample::new(&prompt, &frames)]).remove(0).expect_err("no score");
+        assert_eq!(error.reason, "the server says: SystemExit: no model");
+        reward.prepare().expect("it is still there");
+    }
 }
 
 #[test]

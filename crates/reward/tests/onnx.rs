@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use reward::ocr::{OcrReward, OcrSettings};
-use reward::onnx::{OnnxReward, OnnxSettings, Resampling};
+use reward::onnx::{OnnxReward, OnnxSettings, Resampling, ResizeMode};
 use reward::{Aggregation, FrameSelection, Reward, Sample, Scored};
 use shapes::{RenderOptions, all_signs, held_out_signs, render_sign};
 use video::Frames;
@@ -82,6 +82,17 @@ fn a_scorer_gives_the_numbers_of_its_network() {
         }),
         &normalised,
         1e-4
+    ));
+    // The middle of a frame twice as wide as high, which is high enough already.
+    let middle = |frame: &[f32]| frame.chunks_exact(64 * 3).flat_map(|row| row[16 * 3..48 * 3].to_vec()).map(f64::from).collect::<Vec<_>>();
+    let middles: Vec<f64> = clips.iter().map(|(_, frames)| mean(&[0, 2, 4].map(|i| mean(&middle(frames.frame(i)))))).collect();
+    assert!(close(
+        &of(&|s| {
+            s.size = [32, 32];
+            s.resize_mode = ResizeMode::Shortest;
+        }),
+        &middles,
+        1e-5
     ));
     // Shrinking averages: nothing is skipped, so the mean stays.
     assert!(close(

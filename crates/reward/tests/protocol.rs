@@ -77,11 +77,11 @@ fn the_reference_servers_answers_obey_the_schema() {
     let samples: Vec<Value> = ["a", "b", "c"].iter().map(|p| json!({"id": *p, "prompt": *p, "fps": 16, "frames": frames})).collect();
     let request = json!({"protocol": 1, "samples": samples});
     schema::check("request", &request).unwrap_or_else(|error| panic!("{error}"));
-    let answer = json(client.post("/v1/score", "application/json", request.to_string().as_bytes(), "key").expect("an answer"));
+    let answer = json(client.post("/v1/score", "application/json", request.to_string().into_bytes(), "key").expect("an answer"));
     schema::check("answer", &answer).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(answer["scores"][0], json!({"id": "a", "value": 1.0}));
     assert_eq!(answer["scores"][2], json!({"id": "c", "error": "ValueError: the reward is nan, not a finite number"}));
-    let error = client.post("/v1/score", "application/json", b"{\"protocol\": 7}", "key").expect_err("another protocol");
+    let error = client.post("/v1/score", "application/json", b"{\"protocol\": 7}".to_vec(), "key").expect_err("another protocol");
     assert!(error.contains("400") && error.contains("protocol 7, expected 1"), "{error}");
 }
 

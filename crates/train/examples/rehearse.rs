@@ -5,7 +5,7 @@
 //! rehearse [--device DEVICE] RECIPE [KEY=VALUE ..]
 //! ```
 //!
-//! Prints one line of JSON for each phase. Peaks are read from /proc on the CPU, so on Linux alone; on CUDA they are what nvidia-smi says of the first
+//! Prints one line of JSON for each phase. Peaks are read from /proc on the CPU, so on Linux alone; on CUDA they are what nvidia-smi says of the
 //! card, several times a second. Elsewhere than on the CPU, everything is done twice, because the first time compiles the kernels, and the second
 //! is set against the rate of the device's own matrix products.
 
@@ -170,11 +170,12 @@ impl Peak {
     fn of(choice: DeviceChoice) -> Self {
         match choice {
             DeviceChoice::Of(Backend::Cpu, _) => Self::Process,
-            DeviceChoice::Of(Backend::Cuda, _) => {
+            DeviceChoice::Of(Backend::Cuda, index) => {
                 let peak = Arc::new(AtomicU64::new(0));
                 let seen = peak.clone();
+                let card = card_id(index, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
                 std::thread::spawn(move || {
-                    while let Some(used) = card_mib() {
+                    while let Some(used) = card_mib(&card) {
                         seen.fetch_max(used, Ordering::Relaxed);
                         std::thread::sleep(Duration::from_millis(50));
                     }
@@ -200,8 +201,15 @@ impl Peak {
     }
 }
 
-fn card_mib() -> Option<u64> {
-    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
+/// What nvidia-smi calls the device that CUDA counts as `index` among the `visible` ones, a list of numbers or UUIDs. (Cards of several kinds are
+/// counted alike with CUDA_DEVICE_ORDER=PCI_BUS_ID alone.)
+fn card_id(index: usize, visible: Option<&str>) -> String {
+    let listed = visible.and_then(|visible| visible.split(',').nth(index)).map(str::trim);
+    listed.filter(|id| !id.is_empty()).map_or_else(|| index.to_string(), str::to_owned)
+}
+
+fn card_mib(card: &str) -> Option<u64> {
+    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id", card];
     let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }

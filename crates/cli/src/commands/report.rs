@@ -32,14 +32,28 @@ pub fn run_command(args: &ReportArgs) -> Result<()> {
         [folder] => folder.join(PAGE),
         _ => PAGE.into(),
     });
-    write_page(&args.folders, &output)?;
-    println!("wrote {}", output.display());
-    let Some(seconds) = args.watch else { return Ok(()) };
-    while !all_over(&args.folders)? {
-        std::thread::sleep(Duration::from_secs(seconds.max(1)));
+    let over = || Ok(args.watch.is_none() || all_over(&args.folders)?);
+    let mut said = false;
+    let write = || {
         write_page(&args.folders, &output)?;
+        if !std::mem::replace(&mut said, true) {
+            println!("wrote {}", output.display());
+        }
+        Ok(())
+    };
+    write_until(over, write, Duration::from_secs(args.watch.unwrap_or_default().max(1)))
+}
+
+/// Writes again and again, and for the last time once it is over: what ends while a page is written is on the next one.
+fn write_until(over: impl Fn() -> Result<bool>, mut write: impl FnMut() -> Result<()>, pause: Duration) -> Result<()> {
+    loop {
+        let last = over()?;
+        write()?;
+        if last {
+            return Ok(());
+        }
+        std::thread::sleep(pause);
     }
-    Ok(())
 }
 
 fn all_over(folders: &[PathBuf]) -> Result<bool> {
@@ -62,4 +76,23 @@ pub fn write_report(folder: &Path, output: &Path) -> Result<()> {
 fn write_page(folders: &[impl AsRef<Path>], output: &Path) -> Result<()> {
     let place = output.parent().filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(write_atomically(output, report::html(folders, place)?.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_run_that_ends_while_its_page_is_written_gets_another_page() {
+        let over = Cell::new(false);
+        let mut pages = Vec::new();
+        let write = || {
+            pages.push(over.get());
+            over.set(true);
+            Ok(())
+        };
+        write_until(|| Ok(over.get()), write, Duration::ZERO).expect("written");
+        assert_eq!(pages, [false, true]);
+    }
 }

@@ -6,7 +6,7 @@ use crate::progress;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use reward::Sample;
-use reward::check::{Bad, CheckOptions, RewardCheck, Spoiled, check, spoil};
+use reward::check::{CheckOptions, RewardCheck, check};
 use std::path::PathBuf;
 use train::evaluate::sample_clips;
 use train::scoring::Asked;
@@ -85,10 +85,8 @@ pub fn run_command(args: &RewardArgs) -> Result<()> {
 /// Every reward of training and of evaluation.
 fn check_all(trainer: &Trainer, clips: &[(usize, Frames)]) -> Vec<RewardCheck> {
     let good: Vec<Sample<'_>> = clips.iter().map(|(prompt, frames)| sample(trainer, *prompt, frames)).collect();
-    let spoiled = spoil(&good);
-    let bad: Vec<Bad<'_>> = spoiled.iter().map(Spoiled::bad).collect();
     let rewards = trainer.reward.rewards().chain(trainer.eval_reward.iter().flat_map(reward::Weighted::rewards));
-    rewards.map(|(name, reward)| RewardCheck { name: name.to_owned(), ..check(reward, &good, &bad, &CheckOptions::default()) }).collect()
+    rewards.map(|(name, reward)| RewardCheck { name: name.to_owned(), ..check(reward, &good, &CheckOptions::default()) }).collect()
 }
 
 /// A clip of a held-out prompt as an evaluation shows it to rewards.

@@ -139,7 +139,7 @@ impl ChatReward {
 
     fn score_one(&self, sample: &Sample<'_>) -> Result<RewardBreakdown, String> {
         let request = request::body(&self.settings, sample)?;
-        let answer = self.client.post("/chat/completions", "application/json", request.to_string().as_bytes(), sample.prompt)?;
+        let answer = self.client.post("/chat/completions", "application/json", request.to_string().into_bytes(), sample.prompt)?;
         let score = self.reader.read(&answer)?;
         match self.settings.range {
             Some([low, high]) if !(low..=high).contains(&score.value) => {
@@ -178,6 +178,10 @@ impl Reward for ChatReward {
             ..self.settings.clone()
         };
         serde_json::to_string(&settings).ok().map(|settings| format!("chat {settings}"))
+    }
+
+    fn cache_key(&self) -> Option<String> {
+        self.identity().map(|identity| format!("{identity} at {}", self.settings.url))
     }
 
     fn score(&self, batch: &[Sample<'_>]) -> Vec<Scored> {

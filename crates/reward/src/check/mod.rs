@@ -5,7 +5,7 @@ mod measure;
 mod spoil;
 mod table;
 
-pub use spoil::{Spoiled, spoil};
+pub use spoil::Spoil;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -30,14 +30,6 @@ impl Default for CheckOptions {
     fn default() -> Self {
         Self { batch_sizes: vec![1, 4, 16], concurrencies: vec![1, 4], timed_samples: 16 }
     }
-}
-
-/// Videos that should score low.
-pub struct Bad<'a> {
-    /// What is wrong with them.
-    pub name: &'a str,
-    /// The videos.
-    pub samples: Vec<Sample<'a>>,
 }
 
 /// What was found.
@@ -101,10 +93,10 @@ pub struct Ranking {
     pub auc: f64,
 }
 
-/// Scores good and bad videos, the good ones twice, and times the reward. Give it a reward without a cache.
+/// Scores good videos twice, then every [`Spoil`] of them, one kind in memory at a time, and times the reward. Give it a reward without a cache.
 ///
 /// Where no good video can be scored, that is all that is tried: a server that does not answer takes its time for every call.
-pub fn check(reward: &dyn Reward, good: &[Sample<'_>], bad: &[Bad<'_>], options: &CheckOptions) -> RewardCheck {
+pub fn check(reward: &dyn Reward, good: &[Sample<'_>], options: &CheckOptions) -> RewardCheck {
     let first = reward.score(good);
     if first.iter().all(Result::is_err) {
         let errors = first.len();
@@ -112,21 +104,23 @@ pub fn check(reward: &dyn Reward, good: &[Sample<'_>], bad: &[Bad<'_>], options:
         return RewardCheck { name: reward.name().to_owned(), samples: errors, errors, first_error, ..RewardCheck::default() };
     }
     let second = reward.score(good);
-    let worse: Vec<Vec<Scored>> = bad.iter().map(|bad| reward.score(&bad.samples)).collect();
-    let failed: Vec<String> =
-        first.iter().chain(worse.iter().flatten()).filter_map(|s| s.as_ref().err().map(ToString::to_string)).collect();
+    let worse: Vec<(Spoil, Vec<Scored>)> = Spoil::ALL.into_iter().map(|spoil| (spoil, spoil.score(reward, good))).collect();
+    let all = || first.iter().chain(worse.iter().flat_map(|(_, scores)| scores));
+    let failed: Vec<String> = all().filter_map(|score| score.as_ref().err().map(ToString::to_string)).collect();
+    // what is tried for throughput may be more than a server survives
+    let latency_s = latency(reward, good, options.timed_samples);
     let throughput = throughput(reward, good, options);
     let result = RewardCheck {
         name: reward.name().to_owned(),
-        samples: first.len() + worse.iter().map(Vec::len).sum::<usize>(),
+        samples: all().count(),
         errors: failed.len(),
         first_error: failed.first().cloned(),
-        latency_s: latency(reward, good, options.timed_samples),
+        latency_s,
         recommended: recommended(&throughput),
         throughput,
         noise: noise(&first, &second),
         group_spread: group_spread(good, &first),
-        ranking: bad.iter().zip(&worse).filter_map(|(bad, scores)| ranking(bad.name, &values(&first), &values(scores))).collect(),
+        ranking: worse.iter().filter_map(|(spoil, scores)| ranking(spoil.name(), &values(&first), &values(scores))).collect(),
         warnings: Vec::new(),
     };
     RewardCheck { warnings: warnings(&result), ..result }

@@ -1,51 +1,64 @@
 //! Bad videos, out of good ones.
 
+use std::borrow::Cow;
+
 use sha2::{Digest, Sha256};
 use video::Frames;
 
-use super::Bad;
-use crate::Sample;
+use crate::{Reward, Sample, Scored};
 
-/// Videos that should score low, with what is wrong with them.
-pub struct Spoiled<'a> {
-    /// What is wrong.
-    pub name: &'static str,
-    /// What was asked for, as a sample of which all but the frames counts, and frames in place of its own.
-    pub clips: Vec<(Sample<'a>, Frames)>,
+/// A way to be bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spoil {
+    /// The frames with the next different prompt of the set, and what belongs to it; absent with a single prompt.
+    OtherPrompt,
+    /// The first frame, F times.
+    Still,
+    /// Uniform noise of the same size.
+    Noise,
+    /// The mean colour of the clip, everywhere.
+    Grey,
 }
 
-impl Spoiled<'_> {
-    /// As [`super::check`] takes them.
-    pub fn bad(&self) -> Bad<'_> {
-        Bad { name: self.name, samples: self.clips.iter().map(|(asked, frames)| Sample { frames, ..*asked }).collect() }
+impl Spoil {
+    /// Every way.
+    pub const ALL: [Self; 4] = [Self::OtherPrompt, Self::Still, Self::Noise, Self::Grey];
+
+    /// What is wrong.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OtherPrompt => "other prompt",
+            Self::Still => "still",
+            Self::Noise => "noise",
+            Self::Grey => "grey",
+        }
+    }
+
+    /// Every good sample made bad: a sample of which all but the frames counts, and frames in place of its own.
+    pub fn clips<'a>(self, good: &[Sample<'a>]) -> Vec<(Sample<'a>, Cow<'a, Frames>)> {
+        match self {
+            Self::OtherPrompt => other_prompts(good),
+            Self::Still => each(good, |frames, _| same_size(frames, frames.frame(0).iter().copied().cycle())),
+            Self::Noise => each(good, |frames, prompt| same_size(frames, noise(prompt))),
+            Self::Grey => each(good, |frames, _| same_size(frames, mean_color(frames).into_iter().cycle())),
+        }
+    }
+
+    /// Scores of those; the clips are gone when it returns, because at full size they are gigabytes.
+    pub(super) fn score(self, reward: &dyn Reward, good: &[Sample<'_>]) -> Vec<Scored> {
+        let clips = self.clips(good);
+        let samples: Vec<Sample<'_>> = clips.iter().map(|(asked, frames)| Sample { frames, ..*asked }).collect();
+        if samples.is_empty() { Vec::new() } else { reward.score(&samples) }
     }
 }
 
-/// The usual ways to be bad, for every good sample:
-///
-/// ```text
-/// other prompt    the frames with the next different prompt of the set, and what belongs to it; absent with a single prompt
-/// still           the first frame, F times
-/// noise           uniform noise of the same size
-/// grey            the mean colour of the clip, everywhere
-/// ```
-pub fn spoil<'a>(good: &[Sample<'a>]) -> Vec<Spoiled<'a>> {
-    let each = |name, of: &dyn Fn(&Sample<'_>) -> Option<Frames>| {
-        let clip = |sample: &Sample<'a>| Some((*sample, of(sample)?));
-        Spoiled { name, clips: good.iter().filter_map(clip).collect() }
-    };
-    let spoiled = [
-        Spoiled { name: "other prompt", clips: other_prompts(good) },
-        each("still", &|sample| same_size(sample.frames, sample.frames.frame(0).iter().copied().cycle())),
-        each("noise", &|sample| same_size(sample.frames, noise(sample.prompt))),
-        each("grey", &|sample| same_size(sample.frames, mean_color(sample.frames).into_iter().cycle())),
-    ];
-    spoiled.into_iter().filter(|spoiled| !spoiled.clips.is_empty()).collect()
+fn other_prompts<'a>(good: &[Sample<'a>]) -> Vec<(Sample<'a>, Cow<'a, Frames>)> {
+    let other = |i: usize| good.iter().cycle().skip(i + 1).take(good.len()).find(|sample| sample.prompt != good[i].prompt);
+    (0..good.len()).filter_map(|i| Some((*other(i)?, Cow::Borrowed(good[i].frames)))).collect()
 }
 
-fn other_prompts<'a>(good: &[Sample<'a>]) -> Vec<(Sample<'a>, Frames)> {
-    let other = |i: usize| good.iter().cycle().skip(i + 1).take(good.len()).find(|sample| sample.prompt != good[i].prompt);
-    (0..good.len()).filter_map(|i| Some((*other(i)?, good[i].frames.clone()))).collect()
+fn each<'a>(good: &[Sample<'a>], of: impl Fn(&Frames, &str) -> Option<Frames>) -> Vec<(Sample<'a>, Cow<'a, Frames>)> {
+    good.iter().filter_map(|sample| Some((*sample, Cow::Owned(of(sample.frames, sample.prompt)?)))).collect()
 }
 
 fn same_size(like: &Frames, values: impl Iterator<Item = f32>) -> Option<Frames> {

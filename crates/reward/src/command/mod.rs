@@ -142,7 +142,7 @@ impl Reward for CommandReward {
     }
 
     fn score_batched(&self, batch: &[Sample<'_>], batching: Batching) -> Vec<Scored> {
-        self.wire.score(self.name(), batch, batching, |request, _, read| self.pool.exchange(request, read))
+        self.wire.score(self.name(), batch, batching, |request, _, read| self.pool.exchange(&request, read))
     }
 }
 

@@ -1,5 +1,6 @@
 //! One server.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -135,22 +136,23 @@ impl Client {
     /// Posts `body`; the answer's body. `key` names the call: the jitter between attempts is a function of it.
     ///
     /// # Errors
-    /// What the last attempt met, after retries of connection errors, time-outs and status 408, 429 and 5xx within the budget.
-    pub fn post(&self, path: &str, content_type: &str, body: &[u8], key: &str) -> Result<Vec<u8>, String> {
-        let url = format!("{}{path}", self.url);
+    /// What the last attempt met, after retries of connection errors, time-outs and status 408, 429 and 5xx within the budget; a stop.
+    pub fn post(&self, path: &str, content_type: &str, body: Vec<u8>, key: &str) -> Result<Vec<u8>, String> {
+        let (url, body, limit) = (format!("{}{path}", self.url), Arc::new(body), self.limit());
         self.call(key, |timeout| {
             let mut request = self.agent.post(&url).header("content-type", content_type);
             if let Some(authorization) = &self.authorization {
                 request = request.header("authorization", authorization);
             }
-            self.read(request.config().timeout_global(Some(timeout)).build().send(body))
+            let (request, body) = (request.config().timeout_global(Some(timeout)).build(), Arc::clone(&body));
+            self.stop.run(move || read(request.send(&body[..]), limit))
         })
     }
 
     /// Gets a path, with one attempt.
     ///
     /// # Errors
-    /// What the attempt met.
+    /// What the attempt met; a stop.
     pub fn get(&self, path: &str) -> Result<Vec<u8>, String> {
         let url = format!("{}{path}", self.url);
         let mut request = self.agent.get(&url);
@@ -158,18 +160,25 @@ impl Client {
             request = request.header("authorization", authorization);
         }
         let timeout = Duration::from_secs_f64(self.settings.request_timeout_s.min(self.settings.budget_s));
-        self.read(request.config().timeout_global(Some(timeout)).build().call()).map_err(|failure| match failure {
+        let (request, limit) = (request.config().timeout_global(Some(timeout)).build(), self.limit());
+        self.stop.run(move || read(request.call(), limit))?.map_err(|failure| match failure {
             Failure::Passing(reason, _) | Failure::Lasting(reason) => reason,
         })
     }
 
-    fn call(&self, key: &str, attempt: impl Fn(Duration) -> Result<Vec<u8>, Failure>) -> Result<Vec<u8>, String> {
+    /// The largest answer in bytes.
+    fn limit(&self) -> u64 {
+        (self.settings.max_response_mib << 20) as u64
+    }
+
+    /// The outer error of an attempt is that it was given up.
+    fn call(&self, key: &str, attempt: impl Fn(Duration) -> Result<Result<Vec<u8>, Failure>, String>) -> Result<Vec<u8>, String> {
         self.stop.check()?;
         let admission = self.breaker.admit()?;
         let (start, budget) = (Instant::now(), Duration::from_secs_f64(self.settings.budget_s));
         for number in 1u32.. {
             let left = budget.saturating_sub(start.elapsed());
-            let (reason, wait) = match attempt(left.min(Duration::from_secs_f64(self.settings.request_timeout_s))) {
+            let (reason, wait) = match attempt(left.min(Duration::from_secs_f64(self.settings.request_timeout_s)))? {
                 Ok(answer) => {
                     self.breaker.answered();
                     return Ok(answer);
@@ -205,20 +214,20 @@ impl Client {
         let full = (self.settings.first_delay_s * 2f64.powi(number.min(60) as i32 - 1)).min(self.settings.max_delay_s);
         Duration::from_secs_f64(full * (0.5 + 0.5 * unit(&[self.url.as_bytes(), key.as_bytes(), &number.to_le_bytes()])))
     }
+}
 
-    fn read(&self, result: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>, Failure> {
-        let response = result.map_err(classify)?;
-        let status = response.status();
-        let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
-        let limit = (self.settings.max_response_mib << 20) as u64;
-        let body = response.into_body().into_with_config().limit(limit).read_to_vec();
-        if status == StatusCode::OK {
-            return body.map_err(classify);
-        }
-        let reason = format!("the server answers `{status}`: {}", gist(&body.unwrap_or_default()));
-        let passing = status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT || status == StatusCode::TOO_MANY_REQUESTS;
-        Err(if passing { Failure::Passing(reason, wait.map(Duration::from_secs)) } else { Failure::Lasting(reason) })
+/// The body of an answer, of at most `limit` bytes.
+fn read(result: Result<Response<Body>, ureq::Error>, limit: u64) -> Result<Vec<u8>, Failure> {
+    let response = result.map_err(classify)?;
+    let status = response.status();
+    let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
+    let body = response.into_body().into_with_config().limit(limit).read_to_vec();
+    if status == StatusCode::OK {
+        return body.map_err(classify);
     }
+    let reason = format!("the server answers `{status}`: {}", gist(&body.unwrap_or_default()));
+    let passing = status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT || status == StatusCode::TOO_MANY_REQUESTS;
+    Err(if passing { Failure::Passing(reason, wait.map(Duration::from_secs)) } else { Failure::Lasting(reason) })
 }
 
 /// Connections that were refused, cut or too slow may be better next time; what is wrong with the request or its address is not.

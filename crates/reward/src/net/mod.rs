@@ -1,4 +1,4 @@
-//! HTTP calls that end: timeouts, a total budget, retries only where they can help, and a breaker.
+//! HTTP calls that end: timeouts, a total budget, retries only where they can help, a breaker, and a stop that is heard while a server thinks.
 
 mod breaker;
 mod client;

@@ -14,7 +14,7 @@ use crate::{Aggregation, Batching, FrameSelection, Reward, RewardBreakdown, Rewa
 use picture::{Normalisation, Picture};
 use video::Frames;
 
-pub use picture::Resampling;
+pub use picture::{Resampling, ResizeMode};
 pub(crate) use session::{Array, Session};
 
 /// `type = "onnx"`: a network that takes images [N, 3, H, W] and gives numbers `[N]` or [N, K].
@@ -26,8 +26,11 @@ pub struct OnnxSettings {
     /// The library of ONNX Runtime; without it `ORT_DYLIB_PATH`, then the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub library: Option<PathBuf>,
-    /// W and H that images are resized to.
+    /// W and H of the images that the network sees.
     pub size: [usize; 2],
+    /// How frames of other proportions get there.
+    #[serde(default)]
+    pub resize_mode: ResizeMode,
     /// How they are resized.
     #[serde(default)]
     pub resampling: Resampling,
@@ -81,6 +84,7 @@ impl OnnxSettings {
             model: model.into(),
             library: None,
             size,
+            resize_mode: ResizeMode::default(),
             resampling: Resampling::default(),
             mean: clip_mean(),
             std: clip_std(),
@@ -142,7 +146,7 @@ impl OnnxReward {
         let normalisation = Normalisation { mean: self.settings.mean, std: self.settings.std, bgr: self.settings.bgr };
         let mut values = Vec::with_capacity(pictures.len() * 3 * width * height);
         for picture in pictures {
-            picture.resize(width, height, self.settings.resampling)?.write(&normalisation, &mut values);
+            picture.fill(width, height, self.settings.resize_mode, self.settings.resampling)?.write(&normalisation, &mut values);
         }
         let rows = self.fixed_rows.unwrap_or(pictures.len());
         values.resize(rows * 3 * width * height, 0.0);

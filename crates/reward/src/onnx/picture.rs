@@ -37,6 +37,17 @@ pub enum Resampling {
     Bicubic,
 }
 
+/// How a picture gets the size that a network takes; the names are those of OpenCLIP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResizeMode {
+    /// All of it, each side by its own factor: what is wide becomes narrow.
+    #[default]
+    Squash,
+    /// The middle of it, in its proportions, as CLIP's own preprocessing does: what is beside is not seen.
+    Shortest,
+}
+
 /// `(value - mean) / std` for each channel, and their order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Normalisation {
@@ -85,6 +96,25 @@ impl Picture {
         Ok(Self { pixels, width, height })
     }
 
+    /// The same picture in another size, which `mode` fills:
+    ///
+    /// ```text
+    /// squash      to width x height
+    /// shortest    k = max(width/W, height/H); to floor(k W) x floor(k H), of which floor(half) of what is over goes at the left and at the top
+    /// ```
+    ///
+    /// # Errors
+    /// A size of zero.
+    pub(crate) fn fill(&self, width: usize, height: usize, mode: ResizeMode, resampling: Resampling) -> Result<Self, String> {
+        let wide = match mode {
+            ResizeMode::Squash => return self.resize(width, height, resampling),
+            ResizeMode::Shortest => width * self.height <= height * self.width,
+        };
+        let (w, h) = if wide { (self.width * height / self.height, height) } else { (width, self.height * width / self.width) };
+        let (left, top) = ((w - width) / 2, (h - height) / 2);
+        Ok(self.resize(w, h, resampling)?.crop(Rectangle { left, top, right: left + width, bottom: top + height }))
+    }
+
     /// [3, H, W], appended to `values`.
     pub(crate) fn write(&self, normalisation: &Normalisation, values: &mut Vec<f32>) {
         for channel in 0..3 {
@@ -125,5 +155,36 @@ mod tests {
             assert!((wide.pixels[x].0[0] - expected).abs() < 1e-6, "{x}");
         }
         assert!(ramp.resize(0, 1, Resampling::Bilinear).is_err());
+    }
+
+    /// A picture of H rows and W columns whose values are the numbers of its columns, or of its rows.
+    fn ramp(height: usize, width: usize, down: bool) -> Picture {
+        let pixels = (0..height * width).flat_map(|i| [if down { i / width } else { i % width } as f32; 3]);
+        Picture::of(&Frames::new(1, height, width, pixels.collect()).expect("frames"), 0)
+    }
+
+    fn red(picture: &Picture) -> Vec<f32> {
+        picture.pixels.iter().map(|pixel| pixel.0[0]).collect()
+    }
+
+    /// By hand: 8x4 becomes 4x2, of which columns 1 and 2 are the middle. Halved, a triangle weighs four columns as (1, 3, 3, 1)/8, so
+    /// column 1 is (1 + 3*2 + 3*3 + 4)/8 = 2.5 and column 2 is 4.5.
+    #[test]
+    fn a_wide_picture_keeps_its_proportions_and_loses_its_sides() {
+        let fill = |picture: &Picture, width, height, mode| picture.fill(width, height, mode, Resampling::Bilinear).expect("filled");
+        let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        let wide = fill(&ramp(4, 8, false), 2, 2, ResizeMode::Shortest);
+        assert!(close(&red(&wide), &[2.5, 4.5, 2.5, 4.5]), "{wide:?}");
+        let high = fill(&ramp(8, 4, true), 2, 2, ResizeMode::Shortest);
+        assert!(close(&red(&high), &[2.5, 2.5, 4.5, 4.5]), "{high:?}");
+        // of three columns too many, one goes at the left
+        assert_eq!(red(&fill(&ramp(1, 5, false), 2, 1, ResizeMode::Shortest)), [1.0, 2.0]);
+        let squashed = fill(&ramp(4, 8, false), 2, 2, ResizeMode::Squash);
+        assert!(squashed.pixels[0].0[0] < 2.0 && squashed.pixels[1].0[0] > 5.0, "all columns count: {squashed:?}");
+        // Wan's frames for CLIP: 480x832 becomes 224x388
+        let frame = fill(&ramp(480, 832, false), 224, 224, ResizeMode::Shortest);
+        assert_eq!((frame.width, frame.height), (224, 224));
+        let expected = (82.0 + 0.5) * 832.0 / 388.0 - 0.5;
+        assert!((frame.pixels[0].0[0] - expected).abs() < 0.1, "{} {expected}", frame.pixels[0].0[0]);
     }
 }

@@ -40,7 +40,7 @@ impl Wire {
         name: &str,
         batch: &[Sample<'_>],
         batching: Batching,
-        exchange: impl Fn(&[u8], &str, &dyn Fn(&[u8]) -> Matched) -> Matched + Sync,
+        exchange: impl Fn(Vec<u8>, &str, &dyn Fn(&[u8]) -> Matched) -> Matched + Sync,
     ) -> Vec<Scored> {
         let size = batching.batch_size.max(1);
         let chunks: Vec<(usize, &[Sample<'_>])> = batch.chunks(size).enumerate().map(|(i, chunk)| (i * size, chunk)).collect();
@@ -57,10 +57,10 @@ impl Wire {
         &self,
         chunk: &[Sample<'_>],
         offset: usize,
-        exchange: &impl Fn(&[u8], &str, &dyn Fn(&[u8]) -> Matched) -> Matched,
+        exchange: &impl Fn(Vec<u8>, &str, &dyn Fn(&[u8]) -> Matched) -> Matched,
     ) -> Matched {
         // The files of shared frames live as long as the request.
         let request = Request::new(self, chunk, offset)?;
-        exchange(&request.to_bytes()?, request.key(), &|answer| parse_answer(answer, &request.expected(), self.aggregate))
+        exchange(request.to_bytes()?, request.key(), &|answer| parse_answer(answer, &request.expected(), self.aggregate))
     }
 }
