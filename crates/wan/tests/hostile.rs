@@ -10,6 +10,7 @@ use burn::tensor::{DType, Device};
 use folder::copy;
 use grpo::random::{Key, Purpose, index_below};
 use rand_chacha::ChaCha8Rng;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -192,6 +193,32 @@ fn spoiled_weights_and_adapters_are_errors() {
         survives("adapter", || wan::lora::load(folder.path(), &model.linears)?.attach(&model.linears, &Device::flex()).map(drop));
         wan::lora::Lora::detach(&model.linears);
     });
+}
+
+/// Known from the header too: a text encoder is read layer by layer, long after it was opened.
+#[test]
+fn elements_that_cannot_be_read_are_known_at_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (device, name) = (Device::flex(), "encoder.block.1.layer.0.SelfAttention.q.weight");
+    let encoder = folder.path().join("text_encoder");
+    copy(&golden().join("wan-tiny/text_encoder"), &encoder);
+    let path = encoder.join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("weights");
+    let small = vec![0; tensors.tensor(name).expect("tensor").shape().iter().product()];
+    let narrowed = tensors.iter().map(|(of, view)| match of == name {
+        true => (of, TensorView::new(Dtype::F8_E4M3, view.shape().to_vec(), &small).expect("view")),
+        false => (of, view),
+    });
+    serialize_to_file(narrowed, None, &path).expect("written");
+    let load = || wan::umt5::Umt5Encoder::load(&encoder, &device, DType::F32).map(drop);
+    let in_stages = || wan::umt5::encode_in_stages(&encoder, &[vec![5, 1]], &device, &mut |_, _| {}).map(drop);
+    assert!(!survives("held in memory", load) && !survives("in stages", in_stages));
+    for message in [load(), in_stages()].map(|opened| opened.expect_err("refused").to_string()) {
+        let says = |part: &str| message.contains(part);
+        assert!(says("model.safetensors") && says(&format!("{name}: F8_E4M3")) && says("hint: f32, f16 and bf16"), "{message}");
+        assert!(!says("missing") && !says("wrong shape") && !says("unexpected"), "{message}");
+    }
 }
 
 #[test]
