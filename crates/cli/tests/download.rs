@@ -22,21 +22,23 @@ fn weights() -> Vec<u8> {
 /// Where the server moves small files to, as the hub does.
 const CACHED: &str = "/api/resolve-cache/models/Wan-AI/Tiny/";
 
-/// The server: what was asked for, how often a connection is still to be cut in the middle of a file, and how often it says that it is busy.
+/// The server: what was asked for, how often a connection is still to be cut in the middle of a file, how often it says that it is busy, and
+/// whether it closes the connection when it is asked something for the first time.
 struct Shared {
     files: BTreeMap<&'static str, (Vec<u8>, String)>,
     asked: Mutex<Vec<String>>,
     cuts: Mutex<usize>,
     busy: Mutex<usize>,
+    flaky: bool,
     /// Another host, where the bytes of large files are.
     elsewhere: Option<String>,
 }
 
 fn serve(etag: &str, cuts: usize) -> (String, Arc<Shared>) {
-    serve_with(etag, cuts, 0, None)
+    serve_with(etag, cuts, 0, false, None)
 }
 
-fn serve_with(etag: &str, cuts: usize, busy: usize, elsewhere: Option<String>) -> (String, Arc<Shared>) {
+fn serve_with(etag: &str, cuts: usize, busy: usize, flaky: bool, elsewhere: Option<String>) -> (String, Arc<Shared>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let files = BTreeMap::from([
@@ -44,7 +46,7 @@ fn serve_with(etag: &str, cuts: usize, busy: usize, elsewhere: Option<String>) -
         ("transformer/diffusion_pytorch_model.safetensors", (weights(), etag.to_owned())),
         ("README.md", (b"not wanted".to_vec(), "cccc".to_owned())),
     ]);
-    let shared = Arc::new(Shared { files, asked: Mutex::default(), cuts: Mutex::new(cuts), busy: Mutex::new(busy), elsewhere });
+    let shared = Arc::new(Shared { files, asked: Mutex::default(), cuts: Mutex::new(cuts), busy: Mutex::new(busy), flaky, elsewhere });
     let own = Arc::clone(&shared);
     std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &own)));
     (url, shared)
@@ -57,7 +59,15 @@ fn answer(mut stream: TcpStream, shared: &Shared) {
     let range = headers.iter().find_map(|line| line.strip_prefix("range: bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
     let authorised = headers.iter().any(|line| line == "authorization: bearer secret");
     let (method, path) = request.split_once(' ').map(|(m, rest)| (m, rest.split(' ').next().unwrap_or_default())).unwrap_or_default();
-    shared.asked.lock().expect("not poisoned").push(format!("{method} {path} {}", range.map(|r| r.to_string()).unwrap_or_default()));
+    let line = format!("{method} {path} {}", range.map(|r| r.to_string()).unwrap_or_default());
+    let before = {
+        let mut asked = shared.asked.lock().expect("not poisoned");
+        asked.push(line.clone());
+        asked.iter().filter(|asked| **asked == line).count() - 1
+    };
+    if shared.flaky && before == 0 {
+        return;
+    }
     let respond = |stream: &mut TcpStream, status: &str, extra: &str, body: &[u8], announced: usize| {
         let head = format!("HTTP/1.1 {status}\r\ncontent-length: {announced}\r\nconnection: close\r\n{extra}\r\n");
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
@@ -68,7 +78,8 @@ fn answer(mut stream: TcpStream, shared: &Shared) {
     if path == "/api/models/Wan-AI/Tiny/revision/main" {
         let list: Vec<String> = shared.files.keys().map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
         let body = format!("{{\"sha\": \"{COMMIT}\", \"siblings\": [{}]}}", list.join(","));
-        return respond(&mut stream, "200 OK", "", body.as_bytes(), body.len());
+        let sent = if shared.flaky && before == 1 { 10 } else { body.len() };
+        return respond(&mut stream, "200 OK", "", &body.as_bytes()[..sent], body.len());
     }
     let asked = path.strip_prefix(&format!("/Wan-AI/Tiny/resolve/{COMMIT}/"));
     let Some((name, (bytes, etag))) = asked.or(path.strip_prefix(CACHED)).and_then(|name| shared.files.get_key_value(name)) else {
@@ -170,7 +181,7 @@ fn other_host() -> (String, Arc<Mutex<Vec<String>>>) {
 fn redirects_are_followed_and_the_token_stays_on_the_hub() {
     let home = tempfile::tempdir().expect("folder");
     let (host, seen) = other_host();
-    let (url, shared) = serve_with(ETAG, 0, 2, Some(host));
+    let (url, shared) = serve_with(ETAG, 0, 2, false, Some(host));
     let start = std::time::Instant::now();
     let output = download(&url, home.path(), "secret");
     assert!(output.status.success(), "{}", message(&output));
@@ -188,6 +199,60 @@ fn redirects_are_followed_and_the_token_stays_on_the_hub() {
     );
     let seen = seen.lock().expect("not poisoned");
     assert!(seen.len() == 1 && !seen[0].to_lowercase().contains("authorization") && !seen[0].contains("secret"), "{seen:?}");
+}
+
+#[test]
+fn connections_that_are_closed_without_an_answer_are_opened_again() {
+    let home = tempfile::tempdir().expect("folder");
+    let (url, shared) = serve_with(ETAG, 0, 0, true, None);
+    let output = download(&url, home.path(), "secret");
+    assert!(output.status.success(), "{}", message(&output));
+    let asked = shared.asked.lock().expect("not poisoned");
+    let times = |line: &str| asked.iter().filter(|asked| asked.trim_end() == line).count();
+    assert_eq!(times("GET /api/models/Wan-AI/Tiny/revision/main"), 3, "no answer, half of one, and all: {asked:?}");
+    let weights = format!("/Wan-AI/Tiny/resolve/{COMMIT}/transformer/diffusion_pytorch_model.safetensors");
+    assert_eq!((times(&format!("HEAD {weights}")), times(&format!("GET {weights}"))), (2, 2), "{asked:?}");
+}
+
+/// Also where the cache is not beside it.
+#[test]
+fn the_token_is_where_python_has_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let at = |path: &str| folder.path().join(path);
+    for (path, token) in [
+        ("home/.cache/huggingface/token", "secret\n"),
+        ("xdg/huggingface/token", "secret"),
+        ("own/token", "secret"),
+        ("elsewhere", "secret"),
+        ("data/token", "wrong"),
+        ("empty/token", "\n"),
+    ] {
+        std::fs::create_dir_all(at(path).parent().expect("folder")).expect("folder");
+        std::fs::write(at(path), token).expect("token");
+    }
+    let path = |name| at(name).display().to_string();
+    let cases = [
+        vec![("HOME", path("home"))],
+        vec![("HOME", path("home")), ("HF_TOKEN", " ".into())],
+        vec![("XDG_CACHE_HOME", path("xdg")), ("HOME", path("data"))],
+        vec![("HF_HOME", path("own")), ("HOME", path("data"))],
+        vec![("HF_TOKEN_PATH", path("elsewhere")), ("HF_HOME", path("data"))],
+        vec![("HF_TOKEN", " secret\n".into()), ("HF_HOME", path("data"))],
+        vec![("HF_TOKEN", String::new()), ("HUGGING_FACE_HUB_TOKEN", "secret".into()), ("HF_HOME", path("data"))],
+    ];
+    let run = |variables: &[(&str, String)], cache: &Path| {
+        let (url, _) = serve(ETAG, 0);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flash-grpo"));
+        command.args(["download", "Wan-AI/Tiny"]).env_clear().env("HF_ENDPOINT", url).env("HF_HUB_CACHE", cache);
+        command.envs(variables.iter().cloned()).output().expect("runs")
+    };
+    for variables in cases {
+        let output = run(&variables, &at("data/hub"));
+        assert!(output.status.success(), "{variables:?}: {}", message(&output));
+        std::fs::remove_dir_all(at("data/hub")).expect("the cache");
+    }
+    let text = message(&run(&[("HF_HOME", path("empty"))], &at("data/hub")));
+    assert!(text.contains("401"), "an empty token is none: {text}");
 }
 
 #[test]

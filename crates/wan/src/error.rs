@@ -28,16 +28,12 @@ pub enum Error {
         hint: String,
     },
     /// The tensors of a weight file are not those of the model.
-    #[error("weights in `{path}` do not fit the model:{}", list_misfits(.missing, .mis_shaped, .unexpected))]
+    #[error("weights in `{path}` do not fit the model:{misfits}")]
     Weights {
         /// The weight file or folder.
         path: PathBuf,
-        /// Names the model needs and the file lacks.
-        missing: Vec<String>,
-        /// `name: expected [..], got [..]`.
-        mis_shaped: Vec<String>,
-        /// Names of the file that the model does not know.
-        unexpected: Vec<String>,
+        /// All that does not fit.
+        misfits: Misfits,
     },
     /// A value given by the caller is out of range.
     #[error("{field} is `{value}`: {reason}\nhint: {hint}")]
@@ -89,22 +85,50 @@ impl Error {
     }
 }
 
-fn list_misfits(missing: &[String], mis_shaped: &[String], unexpected: &[String]) -> String {
-    let mut text = String::new();
-    for (title, names) in [("missing", missing), ("wrong shape", mis_shaped), ("unexpected", unexpected)] {
-        if names.is_empty() {
-            continue;
-        }
-        text += &format!("\n  {title} ({}):", names.len());
-        for name in names.iter().take(MAX_LISTED) {
-            text += &format!("\n    {name}");
-        }
-        if names.len() > MAX_LISTED {
-            text += &format!("\n    ... and {} more", names.len() - MAX_LISTED);
-        }
-    }
-    text + "\nhint: config.json and the weights must belong to the same model"
+/// How the tensors of a weight file differ from those that a model asks for.
+#[derive(Debug, Default)]
+pub struct Misfits {
+    /// Names the model needs and the file lacks.
+    pub missing: Vec<String>,
+    /// `name: expected [..], got [..]`.
+    pub mis_shaped: Vec<String>,
+    /// `name: dtype`, of dtypes that are not read.
+    pub unsupported: Vec<String>,
+    /// Names of the file that the model does not know.
+    pub unexpected: Vec<String>,
 }
+
+impl Misfits {
+    /// An [`Error::Weights`] about `path`, unless everything fits.
+    pub(crate) fn into_result(self, path: &Path) -> Result<()> {
+        let lists = [&self.missing, &self.mis_shaped, &self.unsupported, &self.unexpected];
+        if lists.iter().all(|names| names.is_empty()) {
+            return Ok(());
+        }
+        Err(Error::Weights { path: path.into(), misfits: self })
+    }
+}
+
+impl std::fmt::Display for Misfits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { missing, mis_shaped, unsupported, unexpected } = self;
+        let titles = [("missing", missing), ("wrong shape", mis_shaped), ("unsupported dtype", unsupported), ("unexpected", unexpected)];
+        for (title, names) in titles.into_iter().filter(|(_, names)| !names.is_empty()) {
+            write!(f, "\n  {title} ({}):", names.len())?;
+            for name in names.iter().take(MAX_LISTED) {
+                write!(f, "\n    {name}")?;
+            }
+            if names.len() > MAX_LISTED {
+                write!(f, "\n    ... and {} more", names.len() - MAX_LISTED)?;
+            }
+        }
+        let hint = if unsupported.is_empty() { "config.json and the weights must belong to the same model" } else { SUPPORTED_DTYPES };
+        write!(f, "\nhint: {hint}")
+    }
+}
+
+/// What to do about a dtype that is not read.
+pub(crate) const SUPPORTED_DTYPES: &str = "f32, f16 and bf16 weights are supported";
 
 /// Names listed per kind of misfit; a wrong folder would otherwise print a thousand lines.
 const MAX_LISTED: usize = 40;

@@ -23,4 +23,4 @@ pub mod text;
 pub mod transformer;
 pub mod umt5;
 pub mod vae;
-pub use error::{Error, Result};
+pub use error::{Error, Misfits, Result};

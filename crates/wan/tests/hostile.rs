@@ -10,7 +10,9 @@ use burn::tensor::{DType, Device};
 use folder::copy;
 use grpo::random::{Key, Purpose, index_below};
 use rand_chacha::ChaCha8Rng;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -192,6 +194,63 @@ fn spoiled_weights_and_adapters_are_errors() {
         survives("adapter", || wan::lora::load(folder.path(), &model.linears)?.attach(&model.linears, &Device::flex()).map(drop));
         wan::lora::Lora::detach(&model.linears);
     });
+}
+
+/// Matrices without elements, as many rows and columns as there are.
+#[test]
+fn adapters_of_nothing_are_errors() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("adapter.safetensors");
+    let model = wan::transformer::WanTransformer::load(&golden().join("wan-tiny/transformer"), &Device::flex(), DType::F32).expect("model");
+    let site = model.linears.iter().find(|site| site.name == "blocks.0.attn1.to_q").expect("layer");
+    let (inputs, outputs, many) = (site.in_features, site.out_features, 1 << 62);
+    let pair = |layer: &str, a: [usize; 2], b: [usize; 2]| {
+        let tensor = |end: &str, shape: [usize; 2]| (format!("{layer}.{end}.weight"), (shape.to_vec(), vec![0.5; shape[0] * shape[1]]));
+        [tensor("lora_A", a), tensor("lora_B", b)]
+    };
+    let sound = pair("blocks.0.attn1.to_k", [4, inputs], [outputs, 4]);
+    for (a, b) in [([many, 0], [0, many]), ([0, many], [many, 0]), ([4, 0], [0, 4]), ([0, inputs], [outputs, 0]), ([2, inputs], [0, 2])] {
+        let spoiled = pair("blocks.0.attn1.to_q", a, b);
+        for tensors in [BTreeMap::from(spoiled.clone()), spoiled.into_iter().chain(sound.clone()).collect()] {
+            wan::weights::write_safetensors(&path, &tensors, None).expect("written");
+            let load = || wan::lora::load(&path, &model.linears).map(drop);
+            assert!(!survives(&format!("A {a:?}, B {b:?}"), load), "A {a:?}, B {b:?}");
+            let message = load().expect_err("refused").to_string();
+            assert!(message.contains(&format!("`blocks.0.attn1.to_q` has A {a:?} and B {b:?}")), "{message}");
+        }
+    }
+    let config = wan::lora::LoraConfig { rank: many, alpha: 1.0, target_modules: vec![], init: Default::default() };
+    let attach = || {
+        let tensors = vec![(site.name.clone(), vec![], vec![])];
+        wan::lora::Lora::attach_values(&model.linears, &config, tensors, &Device::flex())
+    };
+    assert!(!survives("rank 2^62", attach));
+}
+
+/// Known from the header too: a text encoder is read layer by layer, long after it was opened.
+#[test]
+fn elements_that_cannot_be_read_are_known_at_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (device, name) = (Device::flex(), "encoder.block.1.layer.0.SelfAttention.q.weight");
+    let encoder = folder.path().join("text_encoder");
+    copy(&golden().join("wan-tiny/text_encoder"), &encoder);
+    let path = encoder.join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("weights");
+    let small = vec![0; tensors.tensor(name).expect("tensor").shape().iter().product()];
+    let narrowed = tensors.iter().map(|(of, view)| match of == name {
+        true => (of, TensorView::new(Dtype::F8_E4M3, view.shape().to_vec(), &small).expect("view")),
+        false => (of, view),
+    });
+    serialize_to_file(narrowed, None, &path).expect("written");
+    let load = || wan::umt5::Umt5Encoder::load(&encoder, &device, DType::F32).map(drop);
+    let in_stages = || wan::umt5::encode_in_stages(&encoder, &[vec![5, 1]], &device, &mut |_, _| {}).map(drop);
+    assert!(!survives("held in memory", load) && !survives("in stages", in_stages));
+    for message in [load(), in_stages()].map(|opened| opened.expect_err("refused").to_string()) {
+        let says = |part: &str| message.contains(part);
+        assert!(says("model.safetensors") && says(&format!("{name}: F8_E4M3")) && says("hint: f32, f16 and bf16"), "{message}");
+        assert!(!says("missing") && !says("wrong shape") && !says("unexpected"), "{message}");
+    }
 }
 
 #[test]

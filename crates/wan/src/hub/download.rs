@@ -6,7 +6,7 @@
 //! CACHE/models--organisation--name/refs/REVISION               the commit; written last
 //! ```
 
-use super::{HubId, cache};
+use super::{HubId, cache, home, path_in};
 use crate::error::{Error, Result};
 use crate::weights::write_atomically;
 use serde::Deserialize;
@@ -89,7 +89,8 @@ struct Sibling {
 }
 
 impl Hub {
-    /// As the Python libraries find it: `HF_ENDPOINT`, `HF_TOKEN` or the file `token` in `HF_HOME`, and the cache's folder.
+    /// As the Python libraries find it: `HF_ENDPOINT`; `HF_TOKEN`, under its old name `HUGGING_FACE_HUB_TOKEN`, or the file
+    /// `HF_TOKEN_PATH`, by default `token` in `HF_HOME`; and the cache's folder.
     ///
     /// # Errors
     /// `HF_HUB_OFFLINE`; an environment without a home.
@@ -99,10 +100,12 @@ impl Hub {
             return Err(Error::invalid("HF_HUB_OFFLINE", "it is set, so nothing is fetched", "unset it, or name the folder of the model"));
         }
         let cache = cache()?;
-        let home = set("HF_HOME").map_or_else(|| cache.parent().map(Path::to_path_buf), |home| Some(home.into()));
-        let stored = || std::fs::read_to_string(home?.join("token")).ok().map(|token| token.trim().to_owned());
+        let file = || path_in("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")));
+        let stored = || std::fs::read_to_string(file()?).ok();
+        let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
+        let token = token.map(|token| token.replace(['\r', '\n'], "").trim().to_owned()).filter(|token| !token.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
-        Ok(Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token: set("HF_TOKEN").or_else(stored), cache })
+        Ok(Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, cache })
     }
 
     /// Fetches what is missing of the model `organisation/name[@revision]`; its folder. What was cut off goes on where it was.
@@ -147,16 +150,20 @@ impl Hub {
         config.build().into()
     }
 
-    /// The answer about `url`. A server that is busy is asked again, when it says so or after a while.
-    fn ask(&self, agent: &Agent, url: &str, what: Ask) -> Result<Response<Body>> {
+    /// What `read` takes from the answer about `url`. A server that is busy is asked again, when it says so or after a while; so is one whose
+    /// connection fails before `read` is done.
+    fn ask<T>(&self, agent: &Agent, url: &str, what: Ask, read: fn(Response<Body>) -> Result<T, ureq::Error>) -> Result<T> {
         let mut attempt = 0;
         loop {
-            let answer = self.follow(agent, url, what).map_err(|e| unreachable(url, &e))?;
             attempt += 1;
-            if !is_passing(answer.status()) || attempt == ATTEMPTS {
-                return Ok(answer);
-            }
-            let wanted = text_of(answer.headers(), "retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+            let last = attempt == ATTEMPTS;
+            let wanted = match self.follow(agent, url, what) {
+                Ok(answer) if is_passing(answer.status()) && !last => retry_after(answer.headers()),
+                answer => match answer.and_then(read) {
+                    Err(e) if is_connection(&e) && !last => None,
+                    read => return read.map_err(|e| unreachable(url, &e)),
+                },
+            };
             std::thread::sleep(wanted.map_or(FIRST_DELAY * (1 << attempt), |wanted| wanted.min(LONGEST_DELAY)));
         }
     }
@@ -188,9 +195,11 @@ impl Hub {
 
     fn revision(&self, agent: &Agent, id: &HubId<'_>) -> Result<Revision> {
         let url = format!("{}/api/models/{}/{}/revision/{}", self.endpoint, id.organisation, id.name, id.revision.replace('/', "%2F"));
-        let mut answer = self.ask(agent, &url, Ask::Bytes { from: 0 })?;
-        check_status(&url, answer.status())?;
-        let text = answer.body_mut().read_to_string().map_err(|e| unreachable(&url, &e))?;
+        let (status, text) = self.ask(agent, &url, Ask::Bytes { from: 0 }, |mut answer| {
+            let text = answer.body_mut().read_to_string()?;
+            Ok((answer.status(), text))
+        })?;
+        check_status(&url, status)?;
         let revision: Revision =
             serde_json::from_str(&text).map_err(|e| Error::invalid(&url, format!("the answer is no list of files: {e}"), PROTOCOL))?;
         if revision.sha.len() < 7 || !revision.sha.chars().all(|c| c.is_ascii_hexdigit()) {
@@ -200,7 +209,7 @@ impl Hub {
     }
 
     fn remote(&self, agent: &Agent, url: &str) -> Result<Remote> {
-        let answer = self.ask(agent, url, Ask::About)?;
+        let answer = self.ask(agent, url, Ask::About, Ok)?;
         let moved = answer.status().is_redirection();
         if !moved {
             check_status(url, answer.status())?;
@@ -250,10 +259,7 @@ impl Hub {
     fn append(&self, agent: &Agent, url: &str, size: u64, file: &mut File, told: &mut dyn FnMut(u64)) -> Result<Option<Error>> {
         let wrap = |e| Error::write(url, e);
         let mut have = file.metadata().map_err(wrap)?.len();
-        let answer = match self.ask(agent, url, Ask::Bytes { from: have }) {
-            Ok(answer) => answer,
-            Err(cut) => return Ok(Some(cut)),
-        };
+        let answer = self.ask(agent, url, Ask::Bytes { from: have }, Ok)?;
         let status = answer.status();
         check_status(url, status)?;
         if status != StatusCode::PARTIAL_CONTENT {
@@ -322,6 +328,16 @@ fn check_status(url: &str, status: StatusCode) -> Result<()> {
 
 fn is_passing(status: StatusCode) -> bool {
     status.is_server_error() || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    text_of(headers, "retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs)
+}
+
+/// Whether an error is one of the connection, which another may not have.
+fn is_connection(error: &ureq::Error) -> bool {
+    use ureq::Error::{ConnectionFailed, HostNotFound, Io, Protocol, Timeout};
+    matches!(error, ConnectionFailed | HostNotFound | Io(_) | Protocol(_) | Timeout(_))
 }
 
 fn unreachable(url: &str, error: &ureq::Error) -> Error {

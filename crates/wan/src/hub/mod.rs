@@ -32,11 +32,20 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 
 /// The cache's folder.
 fn cache() -> Result<PathBuf> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || set("HOME").map(|home| set("XDG_CACHE_HOME").unwrap_or_else(|| home.join(".cache")).join("huggingface"));
-    let found = set("HF_HUB_CACHE").or_else(|| set("HF_HOME").or_else(home).map(|home| home.join("hub")));
+    let found = path_in("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")));
     let hint = "name the folder of the model, or set `HF_HOME`";
     found.ok_or_else(|| Error::invalid(Path::new("HF_HOME"), "neither it nor `HOME` is set, so there is no cache", hint))
+}
+
+/// Where the Python libraries keep what belongs to a user: cache and token, unless they are told otherwise.
+fn home() -> Option<PathBuf> {
+    let caches = || path_in("XDG_CACHE_HOME").or_else(|| Some(path_in("HOME")?.join(".cache")));
+    path_in("HF_HOME").or_else(|| Some(caches()?.join("huggingface")))
+}
+
+/// The path in an environment variable.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// `organisation/name[@revision]`

@@ -3,7 +3,7 @@
 //! Internally every layout is `NAME.lora_A|lora_B.weight` with the diffusers name of the layer, plus one (rank, alpha).
 
 use super::scale::Scales;
-use super::{Lora, LoraConfig, LoraInit, METADATA_KEY, check_count};
+use super::{Lora, LoraConfig, LoraInit, METADATA_KEY};
 use crate::error::{Error, Result};
 use crate::layers::LinearSite;
 use crate::original;
@@ -201,36 +201,41 @@ struct Layer {
 }
 
 /// One rank and one alpha for the whole adapter: those of the largest layers. Others are filled up with zeros, and the difference in scale is
-/// put into their B.
+/// put into their B. An alpha of 0 switches its layer off, as in PEFT and ComfyUI, and says nothing about the others.
 fn assemble(file: &Path, pairs: BTreeMap<String, Pair>, scales: Option<&Scales>, sites: &[LinearSite]) -> Result<AdapterFile> {
     let bad = |reason: String| Error::invalid(file, reason, "the adapter file is incomplete or of an unsupported kind");
     let mut layers = Vec::with_capacity(pairs.len());
     for (name, pair) in pairs {
         let ((a_shape, a), (b_shape, b)) = pair.a.zip(pair.b).ok_or_else(|| bad(format!("layer `{name}` has only one of A and B")))?;
         let site = sites.iter().find(|site| site.name == name).ok_or_else(|| super::unknown_layer(&name, sites))?;
-        let rank =
-            rank_of(&a_shape, &b_shape, &site.kernel).ok_or_else(|| bad(format!("layer `{name}` has A {a_shape:?} and B {b_shape:?}")))?;
-        let [of_a, of_b] = site.adapter_shapes(rank);
-        for (end, shape, values) in [("lora_A", of_a, &a), ("lora_B", of_b, &b)] {
-            check_count(&format!("{name}.{end}.weight"), &shape, values.len()).map_err(|error| error.in_file(file))?;
-        }
+        let rank = rank_of(site, &a_shape, &b_shape).ok_or_else(|| {
+            let (inputs, outputs) = (site.in_features, site.out_features);
+            let reason = format!("layer `{name}` has A {a_shape:?} and B {b_shape:?}, expected [rank, {inputs}] and [{outputs}, rank]");
+            Error::invalid(file, reason, "the adapter belongs to another model, or is of an unsupported kind")
+        })?;
         let alpha = scales.map(|scales| scales.alpha(&name, rank)).or(pair.alpha).unwrap_or(rank as f64);
+        if !(alpha as f32).is_finite() {
+            let hint = "the file is damaged, or its training diverged; 0 switches a layer off";
+            return Err(Error::invalid(file, format!("layer `{name}` has alpha {alpha}"), hint));
+        }
         layers.push(Layer { name, rank, alpha, a, b });
     }
+    let rank = layers.iter().map(|layer| layer.rank).max().ok_or_else(|| bad("it holds no LoRA tensor".into()))?;
     // the first of the largest rank
-    let largest = layers.iter().rev().max_by_key(|layer| layer.rank).ok_or_else(|| bad("it holds no LoRA tensor".into()))?;
-    let (rank, alpha) = (largest.rank, largest.alpha);
+    let on = layers.iter().rev().filter(|layer| layer.alpha != 0.0).max_by_key(|layer| layer.rank);
+    let alpha = on.map_or(rank as f64, |layer| layer.alpha);
     let tensors: Vec<_> = layers.into_iter().map(|layer| layer.with(rank, alpha)).collect();
     let target_modules = tensors.iter().map(|(layer, ..)| layer.clone()).collect();
     let config = LoraConfig { rank, alpha, target_modules, init: LoraInit::default() };
     Ok(AdapterFile { config, tensors, path: file.into() })
 }
 
-/// Rank of A [rank, in] and B [out, rank]. Those of a convolution may have its kernel: A [rank, ..kernel], B [out, rank, 1, ..].
-fn rank_of(a: &[usize], b: &[usize], kernel: &[usize]) -> Option<usize> {
-    let (&[rank, ref inputs @ ..], &[_, columns, ref ones @ ..]) = (a, b) else { return None };
-    let fits = (inputs.len() == 1 || inputs == kernel) && ones.iter().all(|&size| size == 1);
-    (fits && rank == columns && rank > 0).then_some(rank)
+/// Rank of the A [rank, in] and B [out, rank] of a layer. Those of a convolution may have its kernel: A [rank, ..kernel], B [out, rank, 1, ..].
+fn rank_of(site: &LinearSite, a: &[usize], b: &[usize]) -> Option<usize> {
+    let (&[rank, ref inputs @ ..], &[outputs, columns, ref ones @ ..]) = (a, b) else { return None };
+    let a_fits = inputs == [site.in_features] || inputs == site.kernel;
+    let b_fits = [outputs, columns] == [site.out_features, rank] && ones.iter().all(|&size| size == 1);
+    (a_fits && b_fits && rank > 0).then_some(rank)
 }
 
 impl Layer {
@@ -315,18 +320,23 @@ mod tests {
 
     #[test]
     fn shapes_of_adapters() {
-        let conv = [16, 1, 2, 2];
-        for (a, b, kernel, rank) in [
-            (vec![4, 64], vec![32, 4], &[64][..], Some(4)),
-            (vec![4, 64], vec![32, 4], &conv, Some(4)),
-            (vec![4, 16, 1, 2, 2], vec![32, 4, 1, 1, 1], &conv, Some(4)),
-            (vec![4, 16, 2, 1, 2], vec![32, 4, 1, 1, 1], &conv, None),
-            (vec![4, 16, 1, 2, 2], vec![32, 4, 1, 1, 2], &conv, None),
-            (vec![4, 64], vec![32, 5], &[64], None),
-            (vec![0, 64], vec![32, 0], &[64], None),
-            (vec![], vec![], &[64], None),
+        let sites = WanTransformer::sites(TransformerConfig::wan21_1_3b()).expect("sizes of a released model");
+        for (name, a, b, rank) in [
+            ("proj_out", vec![4, 1536], vec![64, 4], Some(4)),
+            ("patch_embedding", vec![4, 64], vec![1536, 4], Some(4)),
+            ("patch_embedding", vec![4, 16, 1, 2, 2], vec![1536, 4, 1, 1, 1], Some(4)),
+            ("patch_embedding", vec![4, 16, 2, 1, 2], vec![1536, 4, 1, 1, 1], None),
+            ("patch_embedding", vec![4, 16, 1, 2, 2], vec![1536, 4, 1, 1, 2], None),
+            ("proj_out", vec![4, 1536], vec![64, 5], None),
+            ("proj_out", vec![4, 1535], vec![64, 4], None),
+            ("proj_out", vec![4, 1536], vec![63, 4], None),
+            ("proj_out", vec![1536, 4], vec![4, 64], None),
+            ("proj_out", vec![0, 1536], vec![64, 0], None),
+            ("proj_out", vec![1 << 62, 0], vec![0, 1 << 62], None),
+            ("proj_out", vec![], vec![], None),
         ] {
-            assert_eq!(rank_of(&a, &b, kernel), rank, "{a:?} {b:?}");
+            let site = sites.iter().find(|site| site.name == name).expect("layer");
+            assert_eq!(rank_of(site, &a, &b), rank, "{name} {a:?} {b:?}");
         }
     }
 

@@ -133,7 +133,7 @@ fn initial_a(key: &Key, [rank, inputs]: [usize; 2], init: LoraInit) -> Vec<f32> 
 
 /// Whether a tensor of an adapter has as many elements as the layer asks for.
 fn check_count(name: &str, shape: &[usize], count: usize) -> Result<()> {
-    if count == shape.iter().product::<usize>() {
+    if shape.iter().try_fold(1, |product: usize, &size| product.checked_mul(size)) == Some(count) {
         return Ok(());
     }
     Err(argument("adapter tensor", name, &format!("{count} elements, expected shape {shape:?}"), "the adapter belongs to another model"))

@@ -7,7 +7,6 @@ use crate::param::Param;
 use crate::weights::{Init, Weights};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
-use std::collections::BTreeMap;
 
 /// One layer, pre-norm with residuals.
 #[derive(Debug)]
@@ -36,10 +35,11 @@ impl Block {
         x.clone() + self.feed_forward.forward(self.feed_forward_norm.forward(x))
     }
 
-    /// As [`forward`](Self::forward), for sequences of `lengths` tokens one after the other, x [1, sum of lengths, D]. A row depends on
-    /// its own sequence alone, bit for bit where the linear layers promise it (`crate::ops`).
-    pub(super) fn forward_each(&self, x: Tensor<3>, lengths: &[usize], positions: &BTreeMap<usize, Positions>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward_each(self.attention_norm.forward(x), lengths, positions);
+    /// As [`forward`](Self::forward), for sequences of `lengths` tokens one after the other, x [1, sum of lengths, D], with the
+    /// [`position_bias`](Self::position_bias) of one that is at least as long as each. A row depends on its own sequence alone, bit for bit
+    /// where the linear layers promise it (`crate::ops`).
+    pub(super) fn forward_each(&self, x: Tensor<3>, lengths: &[usize], bias: &Tensor<4>) -> Tensor<3> {
+        let x = x.clone() + self.attention.forward_each(self.attention_norm.forward(x), lengths, bias);
         x.clone() + self.feed_forward.forward(self.feed_forward_norm.forward(x))
     }
 
@@ -151,14 +151,14 @@ impl Attention {
         self.o.forward(mixed.swap_dims(1, 2).reshape([batch, length, heads * features]))
     }
 
-    fn forward_each(&self, x: Tensor<3>, lengths: &[usize], positions: &BTreeMap<usize, Positions>) -> Tensor<3> {
-        let table = self.bias_table.suit(&x);
-        let bias: BTreeMap<usize, Tensor<4>> = positions.iter().map(|(&length, of)| (length, of.bias(table.clone()))).collect();
+    fn forward_each(&self, x: Tensor<3>, lengths: &[usize], bias: &Tensor<4>) -> Tensor<3> {
         let (q, k, v) = (self.q.forward(x.clone()), self.k.forward(x.clone()), self.v.forward(x));
         let mut from = 0;
         let mixed = lengths.iter().map(|&length| {
             let part = |x: &Tensor<3>| self.split_heads(x.clone().narrow(1, from, length));
-            let scores = part(&q).matmul(part(&k).swap_dims(2, 3)) + bias[&length].clone();
+            // a bias depends on two positions, not on the length
+            let bias = bias.clone().narrow(2, 0, length).narrow(3, 0, length);
+            let scores = part(&q).matmul(part(&k).swap_dims(2, 3)) + bias;
             let mixed = softmax(scores, 3).matmul(part(&v));
             from += length;
             let [_, heads, _, features] = mixed.dims();

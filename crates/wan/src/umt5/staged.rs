@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::layers::RmsNorm;
 use crate::weights::{WeightFiles, Weights};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Tokens that a layer sees at once.
@@ -19,7 +18,7 @@ const TOKENS_AT_ONCE: usize = 4096;
 /// its own ids alone. `progress(done, total)` is called after every layer.
 ///
 /// # Errors
-/// As [`Umt5Encoder::load`]; an id that the encoder has no row for, or no ids at all.
+/// As [`Umt5Encoder::load`]; an id that the encoder has no row for.
 pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tensor<2>>> {
     let config = Umt5Config::load(dir)?;
     let files = WeightFiles::open_folder(dir, "model")?;
@@ -28,15 +27,16 @@ pub fn encode_in_stages(dir: &Path, ids: &[Vec<u32>], device: &Device, progress:
     let embed = |ids: &&[Vec<u32>]| embedded(&files, name, &config, ids);
     let mut hidden: Vec<Tensor<3>> = groups.iter().map(embed).collect::<Result<_>>()?;
     let lengths: Vec<Vec<usize>> = groups.iter().map(|ids| ids.iter().map(Vec::len).collect()).collect();
-    let position = |&length: &usize| (length, Positions::new(&config, length, &[length], device));
-    let positions: Vec<BTreeMap<usize, Positions>> = lengths.iter().map(|lengths| lengths.iter().map(position).collect()).collect();
+    let Some(longest) = ids.iter().map(Vec::len).max() else { return Ok(Vec::new()) };
+    let positions = Positions::new(&config, longest, &[longest], device);
     let weights = Weights::from_files(files, device, DType::F32);
     let encoder = weights.sub("encoder");
     for layer in 0..config.num_layers {
         let block = Block::new(&encoder.sub("block").sub(layer), &config);
         weights.forget();
-        for ((x, lengths), positions) in hidden.iter_mut().zip(&lengths).zip(&positions) {
-            *x = block.forward_each(x.clone().to_device(device), lengths, positions).to_device(&Device::flex());
+        let bias = block.position_bias(&positions);
+        for (x, lengths) in hidden.iter_mut().zip(&lengths) {
+            *x = block.forward_each(x.clone().to_device(device), lengths, &bias).to_device(&Device::flex());
         }
         progress(layer + 1, config.num_layers);
     }

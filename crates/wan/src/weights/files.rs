@@ -1,7 +1,7 @@
 //! Reading safetensors: mapped, one file or many.
 
 use super::Declared;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misfits, Result, SUPPORTED_DTYPES as SUPPORTED};
 use burn::tensor::{DType, TensorData};
 use memmap2::Mmap;
 use rayon::prelude::*;
@@ -114,23 +114,29 @@ impl WeightFiles {
     /// Checks that the files hold what a model will ask for, before anything is read. `ignored` as for [`super::Weights::finish`].
     ///
     /// # Errors
-    /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor.
+    /// [`Error::Weights`] lists all [`Misfits`].
     pub fn check(&self, declared: &[Declared], ignored: &[&str]) -> Result<()> {
-        let (mut missing, mut mis_shaped) = (Vec::new(), Vec::new());
+        let mut misfits = Misfits::default();
         for Declared { name, shape, .. } in declared {
-            match self.shape(name) {
-                None => missing.push(name.clone()),
-                Some(got) if got != *shape => mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}")),
-                Some(_) => {}
-            }
+            self.fits(name, shape, &mut misfits);
         }
         let known: HashSet<&str> = declared.iter().map(|tensor| tensor.name.as_str()).chain(ignored.iter().copied()).collect();
-        let mut unexpected: Vec<String> = self.names().filter(|name| !known.contains(name)).map(str::to_owned).collect();
-        unexpected.sort();
-        if missing.is_empty() && mis_shaped.is_empty() && unexpected.is_empty() {
-            return Ok(());
+        misfits.unexpected = self.names().filter(|name| !known.contains(name)).map(str::to_owned).collect();
+        misfits.unexpected.sort();
+        misfits.into_result(&self.path)
+    }
+
+    /// Whether there is a tensor of that name and shape, in a dtype that is read; if not, `misfits` has it.
+    pub(super) fn fits(&self, name: &str, shape: &[usize], misfits: &mut Misfits) -> bool {
+        match self.place(name) {
+            None => misfits.missing.push(name.to_owned()),
+            Some((_, info)) if info.shape != shape => {
+                misfits.mis_shaped.push(format!("{name}: expected {shape:?}, got {:?}", info.shape));
+            }
+            Some((_, info)) if dtype_of(info.dtype).is_none() => misfits.unsupported.push(format!("{name}: {}", info.dtype)),
+            Some(_) => return true,
         }
-        Err(Error::Weights { path: self.path.clone(), missing, mis_shaped, unexpected })
+        false
     }
 
     /// Names of all tensors.
@@ -245,8 +251,6 @@ fn pickled(dir: &Path) -> Option<String> {
     let names = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).filter(|path| is_pickled(path));
     names.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).min()
 }
-
-const SUPPORTED: &str = "f32, f16 and bf16 weights are supported";
 
 /// Two-byte elements as f32, on all threads.
 fn widened(bytes: &[u8], widen: impl Fn([u8; 2]) -> f32 + Sync) -> Vec<f32> {

@@ -11,13 +11,12 @@ pub use files::WeightFiles;
 pub(crate) use write::header;
 pub use write::{UNFINISHED, pt_metadata, write_atomically, write_each, write_params, write_safetensors, write_streamed, write_views};
 
-use crate::error::{Error, Result};
+use crate::error::{Misfits, Result};
 use crate::param::{Param, ParamSet, Slot};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use grpo::random::{Key, Purpose};
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -68,8 +67,7 @@ struct Book {
     slots: Vec<Arc<Slot>>,
     linears: Vec<crate::layers::LinearSite>,
     used: HashSet<String>,
-    missing: Vec<String>,
-    mis_shaped: Vec<String>,
+    misfits: Misfits,
     declared: Vec<Declared>,
 }
 
@@ -111,8 +109,7 @@ impl Weights {
     }
 
     fn new(source: Source, device: &Device, dtype: DType) -> Self {
-        let book =
-            Book { source, slots: vec![], linears: vec![], used: HashSet::new(), missing: vec![], mis_shaped: vec![], declared: vec![] };
+        let book = Book { source, slots: vec![], linears: vec![], used: HashSet::new(), misfits: Misfits::default(), declared: vec![] };
         let device = device.clone().inner();
         Self { book: Rc::new(RefCell::new(book)), prefix: String::new(), device, dtype }
     }
@@ -184,20 +181,15 @@ impl Weights {
     /// Closes the book: all weights and all linear layers, in declaration order.
     ///
     /// # Errors
-    /// [`Error::Weights`] lists every missing, mis-shaped and unexpected tensor. `ignored` names tensors of the file that
-    /// the model knowingly does not read.
+    /// [`Error::Weights`](crate::Error::Weights) lists all [`Misfits`]. `ignored` names tensors of the file that the model knowingly does
+    /// not read.
     pub fn finish(self, ignored: &[&str]) -> Result<(ParamSet, Vec<crate::layers::LinearSite>)> {
         let mut book = self.book.borrow_mut();
-        let mut unexpected = Vec::new();
-        let mut path = PathBuf::new();
+        let mut misfits = std::mem::take(&mut book.misfits);
         if let Source::Files(files) = &book.source {
-            path = files.path.clone();
-            unexpected.extend(files.names().filter(|n| !book.used.contains(*n) && !ignored.contains(n)).map(str::to_owned));
-            unexpected.sort();
-        }
-        let (missing, mis_shaped) = (std::mem::take(&mut book.missing), std::mem::take(&mut book.mis_shaped));
-        if !(missing.is_empty() && mis_shaped.is_empty() && unexpected.is_empty()) {
-            return Err(Error::Weights { path, missing, mis_shaped, unexpected });
+            misfits.unexpected = files.names().filter(|n| !book.used.contains(*n) && !ignored.contains(n)).map(str::to_owned).collect();
+            misfits.unexpected.sort();
+            misfits.into_result(&files.path)?;
         }
         Ok((ParamSet::new(std::mem::take(&mut book.slots)), std::mem::take(&mut book.linears)))
     }
@@ -211,20 +203,11 @@ impl Book {
         match &self.source {
             Source::Random { seed } => random_data(*seed, name, shape, init).convert_dtype(dtype),
             Source::Layout => nothing(),
-            Source::Files(files) => match files.shape(name) {
-                None => {
-                    self.missing.push(name.to_owned());
-                    nothing()
-                }
-                Some(got) if got != shape => {
-                    self.mis_shaped.push(format!("{name}: expected {shape:?}, got {got:?}"));
-                    nothing()
-                }
-                Some(_) => files.data_as(name, dtype).map(flattened).unwrap_or_else(|e| {
-                    self.mis_shaped.push(format!("{name}: {e}"));
-                    nothing()
-                }),
-            },
+            Source::Files(files) if !files.fits(name, shape, &mut self.misfits) => nothing(),
+            Source::Files(files) => files.data_as(name, dtype).map(flattened).unwrap_or_else(|e| {
+                self.misfits.unsupported.push(format!("{name}: {e}"));
+                nothing()
+            }),
         }
     }
 }
