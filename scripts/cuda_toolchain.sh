@@ -11,7 +11,7 @@ work=$(mktemp -d)
 cp Cargo.lock "$work/Cargo.lock"
 trap 'cp "$work/Cargo.lock" Cargo.lock; rm -rf "$work"' EXIT
 
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$venv"
 packages=()
 for package in nvrtc runtime crt cccl; do packages+=("nvidia-cuda-$package==13.0.*"); done
 "$venv/bin/python" -m pip install --quiet "${packages[@]}"

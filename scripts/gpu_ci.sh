@@ -15,7 +15,11 @@ cp Cargo.lock "$work/Cargo.lock"
 trap 'cp "$work/Cargo.lock" Cargo.lock; rm -rf "$work"' EXIT
 config=()
 
-if { [ "$feature" = vulkan ] || [ "$feature" = wgpu ]; } && ! compgen -G '/dev/dri/renderD*' >/dev/null; then
+has_vulkan() { # servers have a render node, and nothing that speaks to it
+    compgen -G '/dev/dri/renderD*' >/dev/null && ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1' &&
+        ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json 2>/dev/null | grep -qv lvp_
+}
+if { [ "$feature" = vulkan ] || [ "$feature" = wgpu ]; } && ! has_vulkan; then
     driver=(/usr/share/vulkan/icd.d/lvp_icd.*.json)
     if [ ! -e "${driver[0]}" ]; then
         { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mesa-vulkan-drivers libvulkan1; } >/dev/null 2>&1 || true
@@ -40,7 +44,7 @@ if { [ "$feature" = vulkan ] || [ "$feature" = wgpu ]; } && ! compgen -G '/dev/d
 fi
 
 # one build of the engine for all that follows
-build=(--profile device --workspace --features "flash-grpo/$feature" "${config[@]}")
+build=(--profile device --workspace --features "flash-grpo/$feature" ${config[@]+"${config[@]}"})
 tests=(--test attention --test transformer --test vae --test text --test solver --test pipeline --test image_to_video --test reference_update)
 program=${CARGO_TARGET_DIR:-target}/device/flash-grpo
 cargo build "${build[@]}" --bin flash-grpo

@@ -25,7 +25,9 @@ if [ -f "$bin" ]; then
     export LD_LIBRARY_PATH=$bin/cuda/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${CUDA_PATH:-/usr/local/cuda}/lib64 CUDA_PATH=$bin/cuda
 elif [ -z "$bin" ]; then
     bin=${CARGO_TARGET_DIR:-target}/release
-    cargo build --release --workspace --features "flash-grpo/${device%%:*}" --bin flash-grpo --example rehearse
+    feature=${device%%:*}
+    [ "$feature" = cuda ] && feature=cuda-cpp # whose kernels are checked
+    cargo build --release --workspace --features "flash-grpo/$feature" --bin flash-grpo --example rehearse
     cp "$bin/examples/rehearse" "$bin/rehearse"
 fi
 model=${FLASH_GRPO_MODEL:-models/Wan2.1-T2V-1.3B-Random}

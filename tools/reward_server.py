@@ -368,7 +368,7 @@ def package_version(package):
 
 def hpsv3(device):
     """HPSv3: human preference of each frame."""
-    scorer = need("hpsv3", "pip install hpsv3").HPSv3RewardInferencer(device=device)
+    scorer = need("hpsv3", "pip install hpsv3 matplotlib tensorboard").HPSv3RewardInferencer(device=device)
 
     def score(sample):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-//! Wan2.1 text-to-video on burn: transformer, autoencoder, text encoder, solvers, adapters, in the diffusers folder
+//! Wan2.1 and Wan2.2, from text and from images, on burn: transformer, autoencoder, text encoder, solvers, adapters, in the diffusers folder
 //! layout.
 
 pub mod error;

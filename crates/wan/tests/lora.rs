@@ -24,6 +24,20 @@ fn with_alphas(model: &WanTransformer, alpha: f64, patterns: serde_json::Value) 
     lora::load(folder.path(), &model.linears).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// The file of a PEFT folder has its scale in the config beside it.
+#[test]
+fn peft_weights_are_read_with_their_config() {
+    let (model, folder) = (model(), golden().join("lora/peft"));
+    let read = |path: &Path| lora::load(path, &model.linears);
+    let (whole, file) = (read(&folder).expect("folder"), read(&folder.join("adapter_model.safetensors")).expect("file"));
+    assert_eq!((whole.config, whole.tensors), (file.config, file.tensors));
+    let alone = tempfile::tempdir().expect("folder");
+    let path = alone.path().join("renamed.safetensors");
+    std::fs::copy(folder.join("adapter_model.safetensors"), &path).expect("copied");
+    let message = read(&path).map(drop).expect_err("no alpha").to_string();
+    assert!(message.contains("no `adapter_config.json`"), "{message}");
+}
+
 #[test]
 fn alpha_0_switches_a_layer_off_and_no_other() {
     let model = model();

@@ -17,6 +17,8 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
 const PEFT_FILE: &str = "adapter_model.safetensors";
+/// What PEFT puts before a layer's name.
+const PEFT_PREFIX: &str = "base_model.model.";
 const PEFT_CONFIG: &str = "adapter_config.json";
 
 /// An adapter read from disk, not yet attached.
@@ -46,7 +48,7 @@ impl AdapterFile {
 /// The folder cannot be written.
 pub fn save_peft(lora: &Lora, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
-    write_renamed(&dir.join(PEFT_FILE), lora, "base_model.model.", pt_metadata())?;
+    write_renamed(&dir.join(PEFT_FILE), lora, PEFT_PREFIX, pt_metadata())?;
     let config = json!({
         "peft_type": "LORA",
         "auto_mapping": {
@@ -142,6 +144,10 @@ pub fn load(path: &Path, sites: &[LinearSite]) -> Result<AdapterFile> {
         Some(config) => Some(Scales::of_config(config)?),
         None => files.metadata().and_then(|m| m.get(METADATA_KEY)).map(|text| Scales::of_metadata(&file, text)).transpose()?.flatten(),
     };
+    if scales.is_none() && files.names().any(|key| key.starts_with(PEFT_PREFIX)) && pairs.values().all(|pair| pair.alpha.is_none()) {
+        let reason = format!("its names are PEFT's, but there is no `{PEFT_CONFIG}` with their alpha");
+        return Err(Error::invalid(&file, reason, "give the folder that holds both files"));
+    }
     if let Some(scales) = &scales {
         let layers: Vec<&str> = sites.iter().map(|site| site.name.as_str()).collect();
         scales.check(peft.unwrap_or_else(|| file.clone()), &layers)?;
@@ -151,7 +157,9 @@ pub fn load(path: &Path, sites: &[LinearSite]) -> Result<AdapterFile> {
 
 fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
     if !path.is_dir() {
-        return Ok((path.into(), None));
+        let config = path.with_file_name(PEFT_CONFIG);
+        let is_peft = path.file_name().is_some_and(|name| name == PEFT_FILE) && config.is_file();
+        return Ok((path.into(), is_peft.then_some(config)));
     }
     let (peft, diffusers) = (path.join(PEFT_FILE), path.join(DIFFUSERS_FILE));
     if peft.exists() {
@@ -264,7 +272,7 @@ fn layer_names(sites: &[LinearSite]) -> HashMap<String, String> {
         let original = original_name(&site.name);
         names.insert(format!("lora_unet_{}", original.replace('.', "_")), site.name.clone());
         names.insert(format!("diffusion_model.{original}"), site.name.clone());
-        for prefix in ["", "transformer.", "base_model.model.", "diffusion_model."] {
+        for prefix in ["", "transformer.", PEFT_PREFIX, "diffusion_model."] {
             names.insert(format!("{prefix}{}", site.name), site.name.clone());
         }
     }
