@@ -31,12 +31,7 @@ elif [ -z "$bin" ]; then
     cp "$bin/examples/rehearse" "$bin/rehearse"
 fi
 model=${FLASH_GRPO_MODEL:-models/Wan2.1-T2V-1.3B-Random}
-if [ ! -d "$model" ]; then
-    # under its name once it is whole
-    rm -rf "$model.part"
-    "$bin/flash-grpo" random-model "$model.part" --size 1.3b
-    mv "$model.part" "$model"
-fi
+[ -d "$model" ] || "$bin/flash-grpo" random-model "$model" --size 1.3b
 "$bin/flash-grpo" doctor || echo "# what doctor says comes first: the figures are of a device that computes otherwise than the CPU"
 # two rollouts of 4 steps: a step costs the same in a rollout of 20
 run=(model.path="$model" prompts.train=shapes:train prompts.eval=shapes:held-out sampling.num_inference_steps=4

@@ -5,12 +5,7 @@ cd "$(dirname "$0")/.."
 cargo build --release --workspace --all-targets
 bin=target/release
 model=models/Wan2.1-T2V-1.3B-Random
-if [ ! -d $model ]; then
-  # under its name once it is whole
-  rm -rf $model.part
-  $bin/flash-grpo random-model $model.part --size 1.3b
-  mv $model.part $model
-fi
+[ -d $model ] || $bin/flash-grpo random-model $model --size 1.3b
 echo '# activation checkpointing'
 for guidance in 1.0 4.5; do
   $bin/examples/measure_update --size 1.3b --layers 8 --tokens 1024 --guidance $guidance

@@ -172,13 +172,18 @@ fn a_request_to_stop_ends_the_retries() {
     let patient = ConnectionSettings { budget_s: 60.0, first_delay_s: 30.0, max_delay_s: 30.0, ..connection() };
     let reward = reward("http://127.0.0.1:1", patient).with_stop(Stop::new(flag.clone()));
     let start = Instant::now();
+    check_stopped(&reward, flag);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+/// Asks to stop 300 ms after the first of many clips is handed in: none has a score.
+fn check_stopped(reward: &HttpReward, flag: Arc<AtomicUsize>) {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         flag.store(2, Ordering::Relaxed);
     });
-    let scores = score(&reward, &clips(100));
+    let scores = score(reward, &clips(100));
     assert!(scores.iter().all(|score| score.as_ref().is_err_and(|error| error.reason.contains("asked to stop"))), "{:?}", scores[0]);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// The run that was asked to stop has a checkpoint to write: it does not wait for the answers to come.
@@ -190,12 +195,7 @@ fn a_request_to_stop_is_heard_while_a_server_takes_its_time() {
     let flag = Arc::new(AtomicUsize::new(0));
     let reward = reward(&url, patient).with_stop(Stop::new(flag.clone()));
     let start = Instant::now();
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
-        flag.store(2, Ordering::Relaxed);
-    });
-    let scores = score(&reward, &clips(100));
-    assert!(scores.iter().all(|score| score.as_ref().is_err_and(|error| error.reason.contains("asked to stop"))), "{:?}", scores[0]);
+    check_stopped(&reward, flag);
     assert!(reward.prepare().is_err_and(|error| error.message.contains("asked to stop")));
     let elapsed = start.elapsed();
     assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&elapsed), "{elapsed:?}");

@@ -266,16 +266,16 @@ impl Batch {
     }
 
     fn work_of(&self, chunk: &Range<usize>, retain: bool) -> Work {
-        let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
-        shares.work(self.num_steps, retain)
+        self.with_shares(chunk, |shares| shares.work(self.num_steps, retain))
     }
 
     /// See [`Shares::trained`]; for each micro-batch, whose samples are counted from its start.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (&Range<usize>, Vec<(Vec<usize>, usize)>)> {
-        self.chunks().map(|chunk| {
-            let shares = Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix };
-            (chunk, shares.trained(self.num_steps))
-        })
+        self.chunks().map(|chunk| (chunk, self.with_shares(chunk, |shares| shares.trained(self.num_steps))))
+    }
+
+    fn with_shares<T>(&self, chunk: &Range<usize>, of: impl FnOnce(Shares<'_>) -> T) -> T {
+        of(Shares { plans: &self.plans[chunk.clone()], leaders: &self.leaders(chunk), suffix: self.suffix })
     }
 
     fn initial_key(&self, trainer: &Trainer, sample: usize) -> Key {

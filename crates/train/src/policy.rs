@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 use std::path::Path;
 use wan::error::{Error, Result};
 use wan::experts::{Experts, SECOND, SecondExpert};
-use wan::lora::{self, Lora, LoraConfig};
+use wan::lora::{self, Lora, LoraConfig, is_named};
 use wan::param::ParamSet;
 use wan::transformer::{TransformerConfig, WanTransformer};
 use wan::weights::{write_atomically, write_params};
@@ -148,16 +148,15 @@ impl Policy {
 pub fn adapted_layers(settings: &Settings, config: &TransformerConfig) -> Result<Vec<(String, usize, usize)>, SettingsError> {
     let PolicySettings::Lora { target_modules, .. } = &settings.policy else { return Ok(Vec::new()) };
     let layers = config.linear_layers();
-    let matches = |name: &str, target: &str| name.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
     for target in target_modules {
-        if !layers.iter().any(|(name, ..)| matches(name, target)) {
+        if !layers.iter().any(|(name, ..)| is_named(name, target)) {
             let field = "policy.target_modules";
             let message = format!("`{field}` has `{target}`, which matches no linear layer of the model");
             let place = settings.model.path.display().to_string();
             return Err(SettingsError::new(place, field, message, hint_for_choice(target, &endings(&layers))));
         }
     }
-    Ok(layers.into_iter().filter(|(name, ..)| target_modules.iter().any(|target| matches(name, target))).collect())
+    Ok(layers.into_iter().filter(|(name, ..)| target_modules.iter().any(|target| is_named(name, target))).collect())
 }
 
 /// What to call layers: those of the blocks by what all blocks have in common, then the others.

@@ -10,7 +10,7 @@ use crate::evaluate::{Comparison, Evaluation, compare, conditions, evaluate};
 use crate::events::{Event, Watch};
 use crate::inputs;
 use crate::iteration::iteration;
-use crate::run_folder::{AFTER, BEFORE, CHECKPOINTS, RunFolder, SUMMARY, WHEN_AFTER, WHEN_BEFORE};
+use crate::run_folder::{AFTER, BEFORE, CHECKPOINTS, RECIPE, RunFolder, SUMMARY, WHEN_AFTER, WHEN_BEFORE, run_of};
 use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::trainer::Trainer;
@@ -56,7 +56,8 @@ pub enum Begin {
     New,
     /// From a checkpoint of the run folder; anew if it has none.
     Resume {
-        /// This one; else the newest that is whole. One of another run is copied into the folder, which has to be empty.
+        /// This one, or the newest whole one of this run folder; else of the run's own. One of another run is copied into the folder, which has to
+        /// be empty.
         from: Option<PathBuf>,
         /// Whether the recipe may differ from the checkpoint's in ways that change the result.
         allow_change: bool,
@@ -67,8 +68,8 @@ impl Begin {
     /// Whether the checkpoint is one of another run than that in `folder`.
     fn is_elsewhere(&self, folder: &Path) -> bool {
         let Self::Resume { from: Some(from), .. } = self else { return false };
-        let own = folder.join(CHECKPOINTS).canonicalize();
-        !from.canonicalize().is_ok_and(|path| path.parent().is_some_and(|parent| own.is_ok_and(|own| own == parent)))
+        let own = folder.canonicalize();
+        !run_of(from).is_some_and(|run| run.canonicalize().is_ok_and(|run| own.is_ok_and(|own| own == run)))
     }
 }
 
@@ -131,8 +132,9 @@ pub fn run(settings: Settings, begin: &Begin, stop: &Stop, device: &Device, watc
 fn checkpoint_of(begin: &Begin, folder: &RunFolder, settings: &Settings, watch: &mut Watch<'_>) -> Result<Option<Checkpoint>> {
     let Begin::Resume { from, allow_change } = begin else { return Ok(None) };
     let checkpoint = match from {
-        Some(path) => Some(Checkpoint::open(path)?),
-        None => checkpoint::newest(&folder.checkpoints(), watch)?,
+        Some(path) if !path.join(RECIPE).is_file() => Some(Checkpoint::open(path)?),
+        Some(run) if begin.is_elsewhere(&folder.path) => Some(checkpoint::newest_of_other(&run.join(CHECKPOINTS))?),
+        _ => checkpoint::newest(&folder.checkpoints(), watch)?,
     };
     let Some(checkpoint) = checkpoint else {
         if folder.is_finished() || checkpoint::has_set_aside(&folder.checkpoints()) {

@@ -24,7 +24,7 @@ const TIMINGS: &str = "timings.jsonl";
 const LOGS: [&str; 3] = [METRICS, EVALS, TIMINGS];
 
 /// The resolved recipe.
-const RECIPE: &str = "recipe.toml";
+pub const RECIPE: &str = "recipe.toml";
 /// What came of the run.
 pub const SUMMARY: &str = "summary.json";
 /// The base's evaluation.
@@ -234,6 +234,13 @@ impl RunFolder {
     fn wrap(&self, reason: impl ToString) -> Error {
         Error::run_folder(&self.path, reason, WRITABLE)
     }
+}
+
+/// The run folder that a path names: itself, or that of a checkpoint.
+pub fn run_of(path: &Path) -> Option<PathBuf> {
+    let is_run = |folder: &PathBuf| folder.join(RECIPE).is_file();
+    let of_checkpoint = || path.canonicalize().ok()?.parent()?.parent().map(Path::to_path_buf);
+    Some(path.to_path_buf()).filter(is_run).or_else(|| of_checkpoint().filter(is_run))
 }
 
 /// The logs that lie in a folder.

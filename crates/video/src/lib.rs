@@ -18,4 +18,4 @@ pub use error::VideoError;
 pub use frames::Frames;
 pub use grid::write_png_grid;
 pub use still::Picture;
-pub use write::write;
+pub use write::{MAX_FPS, write};

@@ -16,11 +16,14 @@ use crate::{Frames, VideoError, atomic::write_file, gif::Gif, mp4::Mp4};
 pub fn write(path: impl AsRef<Path>, frames: &Frames, fps: f64) -> Result<(), VideoError> {
     let path = path.as_ref();
     let format = format_of(path)?;
-    if !(fps > 0.0 && fps <= 1000.0) {
+    if !(fps > 0.0 && fps <= MAX_FPS) {
         return Err(VideoError::FrameRate { fps });
     }
     write_file(path, &format.encode(frames, fps)?)
 }
+
+/// The fastest that a file plays.
+pub const MAX_FPS: f64 = 1000.0;
 
 /// A file format for clips.
 pub(crate) trait Format {

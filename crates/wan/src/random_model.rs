@@ -10,7 +10,7 @@ use crate::text::{WORD_TOKENIZER_CONFIG_JSON, word_tokenizer_json};
 use crate::transformer::{TransformerConfig, WanTransformer};
 use crate::umt5::{Umt5Config, Umt5Encoder};
 use crate::vae::{AutoencoderKlWan, VaeConfig};
-use crate::weights::{Declared, Init, Weights, header, initial_values, name_id, pt_metadata, write_atomically, write_streamed};
+use crate::weights::{Declared, Init, UNFINISHED, Weights, header, initial_values, name_id, pt_metadata, write_atomically, write_streamed};
 use burn::tensor::DType;
 use grpo::random::{Key, Purpose};
 use rayon::prelude::*;
@@ -76,7 +76,7 @@ impl RandomModel {
         self.parts.iter().map(|&part| Ok(self.declared(part)?.iter().map(bytes).sum::<u64>())).sum()
     }
 
-    /// Writes the folder. `progress` is called with the number of bytes written since the last call.
+    /// Writes the folder, which has its name once it is whole. `progress` is called with the number of bytes written since the last call.
     ///
     /// # Errors
     /// The folder exists and is not empty, or cannot be written.
@@ -84,6 +84,20 @@ impl RandomModel {
         if std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(Error::invalid(dir, "the folder is not empty", "name a new folder: nothing is overwritten"));
         }
+        let wrap = |e| Error::write(dir, e);
+        let name = dir.file_name().ok_or_else(|| Error::invalid(dir, "it has no name of its own", "name a new folder"))?;
+        let beside = dir.with_file_name(format!("{UNFINISHED}{}", name.to_string_lossy()));
+        if beside.exists() {
+            std::fs::remove_dir_all(&beside).map_err(wrap)?;
+        }
+        self.write_all(&beside, progress)?;
+        if dir.exists() {
+            std::fs::remove_dir(dir).map_err(wrap)?;
+        }
+        std::fs::rename(&beside, dir).map_err(wrap)
+    }
+
+    fn write_all(&self, dir: &Path, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let second = self.boundary.map(|_| SECOND);
         for part in ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"].into_iter().chain(second).map(|part| dir.join(part)) {
             std::fs::create_dir_all(&part).map_err(|e| Error::write(&part, e))?;

@@ -146,6 +146,24 @@ fn nothing_is_overwritten() {
     assert!(error.contains("the folder is not empty"), "{error}");
 }
 
+/// A folder that was being written when the program was killed is not taken for a whole one, and is made anew.
+#[test]
+fn a_folder_has_its_name_once_it_is_whole() {
+    let (model, parent) = (tiny(u64::MAX), tempfile::tempdir().expect("temporary folder"));
+    let dir = parent.path().join("new");
+    let (mut written, total) = (0, model.bytes().expect("size"));
+    model
+        .write(&dir, &mut |bytes| {
+            written += bytes;
+            assert!(!dir.exists(), "{written} of {total} bytes");
+        })
+        .expect("writes");
+    assert_eq!((written, files(parent.path())), (total, vec!["new".to_owned()]));
+    std::fs::rename(&dir, parent.path().join(".writing-new")).expect("as a killed program leaves it");
+    model.write(&dir, &mut |_| {}).expect("writes");
+    assert_eq!(files(parent.path()), ["new"]);
+}
+
 /// Values come straight from the map: as f32 they are what a detour over the file's dtype gives.
 #[test]
 fn values_are_converted_exactly() {

@@ -9,9 +9,8 @@ use clap::Args;
 use grpo::Recipe;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use train::checkpoint::newest_of_other;
 use train::run::{Begin, Summary, run};
-use train::run_folder::CHECKPOINTS;
+use train::run_folder::{RECIPE, run_of};
 use train::settings::Settings;
 use train::stop::Stop;
 
@@ -143,12 +142,11 @@ fn beginning(args: &TrainArgs) -> Result<(Settings, Begin)> {
     let Some(resume) = &args.resume else {
         return Ok((output_dir(args.recipe.load()?), Begin::New));
     };
-    let (folder, from) = if resume.as_os_str() == "auto" { (folder_of_auto(args)?, None) } else { located(resume)? };
-    let settings = args.recipe.load_or(&folder.join("recipe.toml"))?;
-    let output_dir = args.output_dir.clone().unwrap_or_else(|| folder.clone());
-    let is_elsewhere = output_dir != folder && output_dir.canonicalize().ok() != folder.canonicalize().ok();
-    let from = if is_elsewhere && from.is_none() { Some(newest_of_other(&folder.join(CHECKPOINTS))?.path) } else { from };
-    Ok((Settings { output_dir, ..settings }, Begin::Resume { from, allow_change: args.allow_change }))
+    let (folder, from) =
+        if resume.as_os_str() == "auto" { (folder_of_auto(args)?, None) } else { (located(resume)?, Some(resume.clone())) };
+    let settings = args.recipe.load_or(&folder.join(RECIPE))?;
+    let settings = Settings { output_dir: args.output_dir.clone().unwrap_or(folder), ..settings };
+    Ok((settings, Begin::Resume { from, allow_change: args.allow_change }))
 }
 
 /// The folder of the run that `--resume auto` is about. Only a recipe that is named is begun anew: the embedded one would be another run than
@@ -157,7 +155,7 @@ fn folder_of_auto(args: &TrainArgs) -> Result<PathBuf> {
     match (&args.output_dir, &args.recipe.recipe) {
         (Some(folder), Some(_)) => Ok(folder.clone()),
         (None, Some(recipe)) => Ok(Settings::load(Some(recipe), &args.recipe.overrides)?.output_dir),
-        (Some(folder), None) if folder.join("recipe.toml").is_file() => Ok(folder.clone()),
+        (Some(folder), None) if folder.join(RECIPE).is_file() => Ok(folder.clone()),
         (Some(folder), None) => bail!(
             "`--resume`: no run was begun in `{}`\nhint: give its recipe, `flash-grpo train RECIPE --output-dir {0} --resume auto`, which also begins it",
             folder.display()
@@ -168,14 +166,10 @@ fn folder_of_auto(args: &TrainArgs) -> Result<PathBuf> {
     }
 }
 
-/// The run folder and the checkpoint that a path names.
-fn located(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
-    if path.join("recipe.toml").is_file() {
-        return Ok((path.into(), None));
-    }
-    let run = path.canonicalize().ok().and_then(|path| Some(path.parent()?.parent()?.to_path_buf()));
-    match run.filter(|run| run.join("recipe.toml").is_file()) {
-        Some(run) => Ok((run, Some(path.into()))),
+/// The run folder that a path names, itself or by a checkpoint.
+fn located(path: &Path) -> Result<PathBuf> {
+    match run_of(path) {
+        Some(run) => Ok(run),
         None => bail!(
             "`--resume` is `{}`, which is neither a run folder nor a checkpoint in one\nhint: give the folder with `recipe.toml`, or one of its `checkpoints/iteration-NNNNNN`",
             path.display()

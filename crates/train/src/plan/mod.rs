@@ -162,18 +162,19 @@ impl Plan {
     /// Values of the recipe that make no groups or no schedule, or that the model has no use for; a video that it cannot make; an entry of
     /// `policy.target_modules` that matches no layer.
     pub fn new(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
-        let plan = Self::without_advice(settings, model, text, machine)?;
-        Ok(Self { advice: advice(&plan, settings, model, text)?, ..plan })
+        let eval_prompts = eval_prompts(settings);
+        let of = |settings: &Settings| Self::without_advice(settings, model, text, eval_prompts, machine);
+        let plan = of(settings)?;
+        Ok(Self { advice: advice(&plan, settings, model, &of)?, ..plan })
     }
 
-    fn without_advice(settings: &Settings, model: &ModelSizes, text: TextLength, machine: Machine) -> Result<Self> {
+    fn without_advice(settings: &Settings, model: &ModelSizes, text: TextLength, eval_prompts: u64, machine: Machine) -> Result<Self> {
         settings.check_networks(model.boundary)?;
         settings.check_size(&model.transformer, &model.vae)?;
         let trained = Trained::of(settings, &model.transformer, model.networks())?;
         let batches = typical_batches(settings)?;
         let retain = settings.rollout.retain_step;
         let most = |count: &dyn Fn(&Batch) -> usize| batches.iter().map(count).max().unwrap_or(0) as u64;
-        let eval_prompts = eval_prompts(settings);
         let work = work(settings, model, text, &batches, eval_prompts);
         let [_, f, h, w] = work.latents;
         let load = memory::Load {
@@ -334,11 +335,11 @@ impl Seconds {
 }
 
 /// What to change: each suggestion is planned itself.
-fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, text: TextLength) -> Result<Vec<String>> {
+fn advice(plan: &Plan, settings: &Settings, model: &ModelSizes, of: &dyn Fn(&Settings) -> Result<Plan>) -> Result<Vec<String>> {
     let with = |change: &dyn Fn(&mut Settings)| -> Result<Plan> {
         let mut changed = settings.clone();
         change(&mut changed);
-        Plan::without_advice(&changed, model, text, plan.machine)
+        of(&changed)
     };
     let peak_with = |change: &dyn Fn(&mut Settings)| with(change).map(|plan| plan.peak());
     if plan.fits != Some(false) {

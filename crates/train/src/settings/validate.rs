@@ -45,7 +45,7 @@ impl Settings {
         require(frames % 4 == 1, field, frames, "4k + 1", &hint)?;
         let fps = sampling.fps;
         let hint = "Wan2.1 makes 16 frames a second, Wan2.2 TI2V-5B 24";
-        require(fps > 0.0 && fps <= 1000.0, "sampling.fps", fps, "a number above 0, up to 1000", hint)?;
+        require(fps > 0.0 && fps <= video::MAX_FPS, "sampling.fps", fps, "a number above 0, up to 1000", hint)?;
         let (field, length) = ("sampling.max_sequence_length", sampling.max_sequence_length);
         require((1..=512).contains(&length), field, length, "1 to 512", "Wan is trained with 512")?;
         let guides = |field: &str, scale: f64| {

@@ -115,13 +115,17 @@ impl Lora {
 /// # Errors
 /// An entry that matches no layer, with examples of layers that exist.
 pub fn matching_sites<'a>(sites: &'a [LinearSite], targets: &[String]) -> Result<Vec<&'a LinearSite>> {
-    let matches = |site: &LinearSite, target: &String| site.name == *target || site.name.ends_with(&format!(".{target}"));
     for target in targets {
-        if !sites.iter().any(|site| matches(site, target)) {
+        if !sites.iter().any(|site| is_named(&site.name, target)) {
             return Err(argument("target_modules", target, "matches no linear layer of the model", &examples(sites)));
         }
     }
-    Ok(sites.iter().filter(|site| targets.iter().any(|target| matches(site, target))).collect())
+    Ok(sites.iter().filter(|site| targets.iter().any(|target| is_named(&site.name, target))).collect())
+}
+
+/// Whether `target` is the layer's name, or the end of it after a dot.
+pub fn is_named(layer: &str, target: &str) -> bool {
+    layer.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 fn initial_a(key: &Key, [rank, inputs]: [usize; 2], init: LoraInit) -> Vec<f32> {
